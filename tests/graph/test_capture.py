@@ -1,15 +1,18 @@
 """A capture names modules by their paths; it leaves other threads and what hooks keep alone, or says so."""
 
+import re
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import proxy
 
 import varprop as vp
 from varprop.graph.capture import of_fixed_sizes
-from varprop.graph.tracing import HookWarning
+from varprop.graph.tracing import HookWarning, only_user_frames
 
 UNIT = vp.Moments(0.0, 1.0)
 
@@ -33,6 +36,31 @@ def test_a_batch_norm_that_another_thread_trains_keeps_its_statistics_current():
     vp.capture(TrainsElsewhere((other,)), torch.zeros(1, 3))
     assert int(other.num_batches_tracked) > 0
     torch.testing.assert_close(other.running_mean, torch.full((3,), 1 - 0.9 ** int(other.num_batches_tracked)))
+
+
+class Shifted(nn.Module):
+    """Adds in a helper, which is not where a reader of a report looks first."""
+
+    def shifted(self, x):
+        return x + 1
+
+    def forward(self, x):
+        return self.shifted(x)
+
+
+def test_nodes_know_the_line_of_the_users_forward():
+    traced = proxy.CapturedTraceback
+    add, *_ = [node for node in vp.capture(nn.Sequential(Shifted()), (1, 3)).nodes if "add" in str(node.target)]
+    assert re.fullmatch(r".*test_capture\.py:\d+ in forward: return self\.shifted\(x\)", add.line)
+    with pytest.raises(vp.CaptureError):
+        vp.capture(nn.Linear(3, 4), (1, 5))
+    assert proxy.CapturedTraceback is traced
+
+
+def test_traces_of_another_thread_stay_whole_meanwhile():
+    with only_user_frames(), ThreadPoolExecutor(1) as other:
+        frames = other.submit(lambda: proxy.CapturedTraceback.extract().summary()).result()
+        assert len(frames) > 1 and not proxy.CapturedTraceback.extract().summary()
 
 
 def test_a_hook_that_needs_values_is_named():

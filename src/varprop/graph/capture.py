@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import io
 import logging
-import os
 import re
 import threading
 import traceback
@@ -20,8 +19,6 @@ from torch import Tensor, fx, nn
 from torch.distributions import Distribution
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, RandomChoice
@@ -30,10 +27,18 @@ from . import patterns
 from .functional import in_functional_form, take_apart
 from .node import Call, Node, fill_open_extents, info_of, resolve
 from .program import Program, outputs_marked
-from .tracing import RandomChoices, attributes_kept, keep_whole, observers_named, recurrences_not_run, restore_leaves
+from .tracing import (
+    TORCH,
+    TracedCalls,
+    attributes_kept,
+    keep_whole,
+    observers_named,
+    only_user_frames,
+    recurrences_not_run,
+    restore_leaves,
+)
 
 aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__)
 _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor")
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
 _DROPOUTS = {
@@ -41,7 +46,6 @@ _DROPOUTS = {
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 }
-_BATCH_NORM = inspect.signature(functional.batch_norm)
 ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
 
 
@@ -73,11 +77,11 @@ def capture(
         _quiet(),
         generators,
         autocast_off(),
-        RandomChoices() as choices,
+        TracedCalls() as choices,
         _said_in_one_sentence(model, choices),
         whole_modules,
         outputs_marked(model) as marked,
-        _AnyBatch(),
+        only_user_frames(),
         _unchecked_distributions(),
         recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
@@ -191,7 +195,7 @@ def _unchecked_distributions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _said_in_one_sentence(model: nn.Module, choices: RandomChoices) -> Iterator[None]:
+def _said_in_one_sentence(model: nn.Module, choices: TracedCalls) -> Iterator[None]:
     """Whatever goes wrong within is said in one sentence."""
     try:
         yield
@@ -274,28 +278,11 @@ def _packs(frame: FrameType) -> bool:
 
 def _user_frames(text: str) -> list[str]:
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', text)
-    return [f"{file}:{line} in {where}: {code.strip()}" for file, line, where, code in frames if _TORCH not in file]
+    return [f"{file}:{line} in {where}: {code.strip()}" for file, line, where, code in frames if TORCH not in file]
 
 
 def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-
-
-class _AnyBatch(TorchFunctionMode):
-    """Within, batch norms of this thread in training mode take a batch of one, and leave alone what they have stored.
-
-    Torch refuses that, or divides by zero: for data it makes no sense, but moments stand for any number of samples.
-    Torch's function itself stays as it is: Dynamo remembers the one that it meets first.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is functional.batch_norm:
-            bound = _BATCH_NORM.bind(*args, **(kwargs or {})).arguments
-            if bound.get("training"):
-                weight, bias = bound.get("weight"), bound.get("bias")
-                momentum, eps = bound.get("momentum", 0.1), bound.get("eps", 1e-5)
-                return torch.batch_norm(bound["input"], weight, bias, None, None, True, momentum, eps, False)
-        return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -1,25 +1,34 @@
 """What holds while a model is traced on tensors without values, and a trace that only lists operations.
 
-Choices by a random number are decided where chance leaves none, attributes that the model's code sets are put back,
-hooks of the user that keep tensors are named, and recurrent operations take the shape of their results from that of
-their arguments: torch would run them step by step, several times in a capture.
+Choices by a random number are decided where chance leaves none, batch norms take a batch of one, nodes know the line
+of the user's model alone, attributes that the model's code sets are put back, hooks of the user that keep tensors are
+named, and recurrent operations take the shape of their results from that of their arguments: torch would run them step
+by step, several times in a capture.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import operator
+import os
+import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import proxy
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,10 +40,18 @@ _COMPARISONS = {
     for name in _SIGNS
     for function in (getattr(Tensor, name), getattr(Tensor, f"__{name}__"), getattr(torch, name))
 }
+_ANSWERED = {*_COMPARISONS, Tensor.__bool__, Tensor.item, torch.rand, functional.batch_norm}
+_BATCH_NORM = inspect.signature(functional.batch_norm)
+TORCH = os.path.dirname(torch.__file__)
 
 
-class RandomChoices(TorchFunctionMode):
-    """Within, `if torch.rand([]) < chance` is decided where the chance is 0 or 1, as that of LayerDrop may be.
+class TracedCalls(TorchFunctionMode):
+    """Within, calls of torch that need values, or refuse a batch of one, are answered all the same.
+
+    `if torch.rand([]) < chance` is decided where the chance is 0 or 1, as that of LayerDrop may be. Batch norms of this
+    thread in training mode take a batch of one, and leave alone what they have stored. Torch refuses that, or divides
+    by zero: for data it makes no sense, but moments stand for any number of samples. Torch's function itself stays as
+    it is: Dynamo remembers the one that it meets first.
 
     Attributes:
         undecided: The comparison with another chance that an `if` asked for; empty if there was none.
@@ -48,6 +65,10 @@ class RandomChoices(TorchFunctionMode):
         self._compared: dict[int, tuple[Tensor, str]] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in _ANSWERED:  # one capture makes thousands of calls, most of which ask for a shape or a layout
+            return function(*args, **(kwargs or {}))
+        if function is functional.batch_norm:
+            return _batch_norm(*args, **(kwargs or {}))
         number, limit = (*args, None, None)[:2]
         name = _COMPARISONS.get(function) if id(number) in self._drawn and isinstance(limit, (int, float)) else None
         if name is not None:
@@ -62,6 +83,46 @@ class RandomChoices(TorchFunctionMode):
         elif name is not None:
             self._compared[id(result)] = result, f"torch.rand {_SIGNS[name]} {limit:g}"
         return result
+
+
+def _batch_norm(*args: Any, **kwargs: Any) -> Any:
+    bound = _BATCH_NORM.bind(*args, **kwargs).arguments
+    if not bound.get("training"):
+        return functional.batch_norm(*args, **kwargs)
+    weight, bias = bound.get("weight"), bound.get("bias")
+    momentum, eps = bound.get("momentum", 0.1), bound.get("eps", 1e-5)
+    return torch.batch_norm(bound["input"], weight, bias, None, None, True, momentum, eps, False)
+
+
+class _UserFrame:
+    """In the place of torch's `CapturedTraceback`: the innermost `forward` on this thread's stack that is not torch's.
+
+    Torch's looks up the source of every frame, of which there are about a hundred: a fifth of the time of a capture.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole, self.thread = whole, threading.get_ident()
+
+    def extract(self) -> Any:
+        return self if threading.get_ident() == self.thread else self.whole.extract()
+
+    def summary(self) -> traceback.StackSummary:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (frame.f_code.co_name != "forward" or TORCH in frame.f_code.co_filename):
+            frame = frame.f_back
+        found = [] if frame is None else [(frame.f_code.co_filename, frame.f_lineno, "forward", None)]
+        return traceback.StackSummary.from_list(found)
+
+
+@contextlib.contextmanager
+def only_user_frames() -> Iterator[None]:
+    """Within, the nodes of graphs that this thread traces know the line of the user's model, and no others."""
+    names: Any = proxy
+    whole, names.CapturedTraceback = names.CapturedTraceback, _UserFrame(names.CapturedTraceback)
+    try:
+        yield
+    finally:
+        names.CapturedTraceback = whole
 
 
 @contextlib.contextmanager
