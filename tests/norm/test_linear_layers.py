@@ -9,7 +9,14 @@ from torch.nn import functional as F
 
 from tests.convert.networks import close, network, numbers
 from varprop.norm.batchnorm import batch_norms_after
-from varprop.norm.linear_layers import along_outputs, find_linear_layers, output_size, weight_norms
+from varprop.norm.linear_layers import (
+    along_outputs,
+    find_layers,
+    find_linear_layers,
+    is_linear_layer,
+    output_size,
+    weight_norms,
+)
 
 LAYERS = {
     "linear": (nn.Linear(4, 6, bias=False), (2, 4)),
@@ -42,11 +49,12 @@ def test_sites_come_in_order_and_once() -> None:
     model, _ = network("residual")
     model.alias = model.projection
     assert list(find_linear_layers(model)) == ["body.0", "body.2", "projection", "head"]
-    assert list(find_linear_layers(model, "body")) == ["body.0", "body.2"]
-    assert list(find_linear_layers(model, ["alias", "body.2"])) == ["body.2", "projection"]
-    assert list(find_linear_layers(model, lambda path, module: isinstance(module, nn.Linear))) == ["head"]
+    assert list(find_layers(model, "body", is_linear_layer)) == ["body.0", "body.2"]
+    assert list(find_layers(model, ["alias", "body.2"], is_linear_layer)) == ["body.2", "projection"]
+    by_class = find_layers(model, lambda path, module: isinstance(module, nn.Linear), is_linear_layer)
+    assert list(by_class) == ["head"]
     with pytest.raises(ValueError, match="'bod', where the model has no linear layer"):
-        find_linear_layers(model, "bod")
+        find_layers(model, "bod", is_linear_layer)
 
 
 def test_attention_projections_are_no_sites() -> None:

@@ -87,7 +87,7 @@ def channels_second(output: Tensor, layer: LinearLayer) -> Tensor:
     return output if output.ndim == layer.weight.ndim else output.unsqueeze(0)
 
 
-def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
+def from_batch_norm_(model: nn.Module, example: Any) -> nn.Module:
     """Let the linear layers do the work of the batch norms directly after them, as in evaluation mode.
 
     A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own, for which an example is

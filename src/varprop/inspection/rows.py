@@ -77,7 +77,7 @@ def numbers(s: UnitStatistics) -> dict[str, float]:
     return result
 
 
-def effective_rank(weight: Tensor, groups: int = 1) -> tuple[float, int]:
+def effective_rank(weight: Tensor, groups: int) -> tuple[float, int]:
     """The effective rank of a weight, and the largest that it could have; of several groups those of the first.
 
     It is exp(H) for the entropy H of the singular values divided by their sum (Roy & Vetterli 2007): as many as there

@@ -59,9 +59,7 @@ def batch_norms_in(program: Program, custom: Collection[nn.Module] = ()) -> dict
     return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
 
 
-def absorbed_by(
-    layers: Mapping[str, nn.Module], program: Program, custom: Collection[nn.Module] = ()
-) -> dict[str, str]:
+def absorbed_by(layers: Mapping[str, nn.Module], program: Program, custom: Collection[nn.Module]) -> dict[str, str]:
     """`batch_norms_in` for some layers that can do their work: a parametrized weight takes no factor."""
     pairs = batch_norms_in(program, custom).items()
     return {p: norm for p, norm in pairs if p in layers and not parametrize.is_parametrized(layers[p], "weight")}

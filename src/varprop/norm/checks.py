@@ -49,7 +49,7 @@ def check_model(model: nn.Module, moments: Any) -> None:
         raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
 
 
-def check_dtypes(path: str, layer: nn.Module, norm_path: str = "", norm: nn.Module | None = None) -> None:
+def check_dtypes(path: str, layer: nn.Module, norm_path: str, norm: nn.Module | None) -> None:
     """Raise if parameters of a layer, and those of the batch norm that it is to absorb, are of several dtypes."""
     modules = [layer] if norm is None else [layer, norm]
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -61,7 +61,7 @@ def check_dtypes(path: str, layer: nn.Module, norm_path: str = "", norm: nn.Modu
         )
 
 
-def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
+def check_weights(layers: dict[str, Any], centred: bool) -> None:
     """Raise if a weight cannot be normalized, its rows centred or not."""
     for path, layer in layers.items():
         require_weight_of_its_own(path, layer)
@@ -145,7 +145,7 @@ def _holders(model: nn.Module) -> dict[str, set[str]]:
     return {name: paths[id(parameter)] for name, parameter in named}
 
 
-def linear_by_look(model: nn.Module, except_paths: Container[str] = ()) -> list[str]:
+def linear_by_look(model: nn.Module, except_paths: Container[str]) -> list[str]:
     """The modules with a weight matrix that are not normalized, as text, except those at some paths."""
     modules = model.named_modules()
     named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]

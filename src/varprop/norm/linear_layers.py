@@ -32,17 +32,17 @@ _HOOKS = (
 )
 
 
-def find_linear_layers(model: nn.Module, only: Only | None = None) -> dict[str, LinearLayer]:
-    """The linear and convolution layers of a model by path, in the order of registration, a reused layer once.
-
-    `only` chooses among them: a path or several, each naming a layer or a module that holds layers (a ValueError if it
-    leads to none), or a predicate called as `only(path, module)`.
-    """
-    return cast(dict[str, LinearLayer], find_layers(model, only, is_linear_layer))
+def find_linear_layers(model: nn.Module) -> dict[str, LinearLayer]:
+    """The linear and convolution layers of a model by path, in the order of registration, a reused layer once."""
+    return {path: module for path, module in model.named_modules() if is_linear_layer(module)}
 
 
 def find_layers(model: nn.Module, only: Only | None, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
-    """The wanted modules of a model, as in `find_linear_layers`."""
+    """The wanted modules of a model, as in `find_linear_layers`.
+
+    `only` chooses among them: a path or several, each naming one or a module that holds some (a ValueError if it leads
+    to none), or a predicate called as `only(path, module)`.
+    """
     layers = {path: module for path, module in model.named_modules() if wanted(module)}
     if only is None:
         return layers

@@ -155,7 +155,7 @@ def with_centred_gates(mode: str, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, T
     return torch.cat([shared[0], alone[0]]), torch.cat([shared[1], alone[1]])
 
 
-def check_gates(path: str, layer: nn.RNNBase, centred: bool = False) -> None:
+def check_gates(path: str, layer: nn.RNNBase, centred: bool) -> None:
     """Raise if a gate cannot be normalized."""
     for name, weight in layer.named_parameters(recurse=False):
         if not bool(weight.isfinite().all()):

@@ -35,8 +35,7 @@ class PlainWarning(UserWarning):
     """Modules that one could expect to be normalized stay as they are.
 
     Example:
-        >>> import varprop as vp, warnings
-        >>> from torch import nn
+        >>> import warnings
         >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
@@ -80,8 +79,6 @@ class FoldReport:
         like_positions: True if there is a global average before a layer, and it counts as one of its positions.
 
     Example:
-        >>> import varprop as vp
-        >>> from torch import nn
         >>> plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
         >>> report = vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4)))
         >>> report.form, report.batch_norms, report.in_a_row
@@ -99,8 +96,6 @@ class FoldReport:
         """``"deep"`` if weights count without their mean, else ``"paper"``.
 
         Example:
-            >>> import varprop as vp
-            >>> from torch import nn
             >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
             >>> model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4), form="deep")
             >>> vp.fold_report(model).form
@@ -115,8 +110,6 @@ class FoldReport:
             Lines of text.
 
         Example:
-            >>> import varprop as vp
-            >>> from torch import nn
             >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
             >>> print(vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))).table())
             0  together
@@ -193,8 +186,6 @@ def fold_report(model: nn.Module) -> FoldReport:
         ValueError: If the model is not normalized.
 
     Example:
-        >>> import varprop as vp
-        >>> from torch import nn
         >>> plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
         >>> print(vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))))
         normalized: 2 layers; 1 batch norm replaced, which vp.fold puts back
@@ -337,7 +328,7 @@ def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
     return frozenset(unreached)
 
 
-def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
+def warn_of_plain(model: nn.Module, except_paths: Container[str]) -> None:
     """Say which modules stay as they are that one could expect to change, except those at some paths."""
     modules = model.named_modules()
     named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
