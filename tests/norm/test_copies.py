@@ -236,23 +236,6 @@ def test_a_checkpoint_for_other_data_is_refused(name: str, form: Any) -> None:
     assert all(torch.equal(value, before[name]) for name, value in other.named_parameters())
 
 
-@pytest.mark.parametrize("form", ("paper", "deep"))
-@pytest.mark.parametrize("name", OTHER_DATA)
-def test_checkpoints_of_older_versions_load(name: str, form: Any) -> None:
-    kind, given, _, x = OTHER_DATA[name]
-    model = vp.normalize(kind().double(), given, example=x, form=form)
-    state = model.state_dict()
-    for key in [key for key in state if key.endswith("_extra_state")]:
-        layer = model.get_submodule(key.removesuffix("._extra_state"))
-        if False in layer.networks:
-            state[key] = state[key][: len(state[key]) - (7 if name == "tokens" else 0)]
-        elif layer.centred_rows:
-            state[key] = torch.ones(1)
-        else:
-            del state[key]
-    model.load_state_dict(state)
-
-
 def mlp(*between: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 6), *between, nn.ReLU(), nn.Linear(6, 3)).double()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
 from ..graph.node import TensorInfo
-from ..moments import Moments, Tokens, full_precision, trusted
+from ..moments import Moments, full_precision, trusted
 from .fold.layout import EPS
 from .fold.reference import rate_of
 from .layer_layout import Use
@@ -231,23 +231,6 @@ class Normalized(nn.Module):
             return network.specs[index].times
         return len(self.uses[False])
 
-    @property
-    def _has_facts_alone(self) -> bool:
-        """True if the layer's extra state is its own, and not that of the network."""
-        return False not in self.networks or self.call_count() > 1
-
-    @property
-    def _has_form_alone(self) -> bool:
-        """True if the layer's extra state is its own, and says that its form is not the paper's."""
-        return self._has_facts_alone and bool(self.get_extra_state()[:1].any())
-
-    def _is_of_older_version(self, state: Tensor) -> bool:
-        """True for the state of a checkpoint from before the moments of all inputs were in it."""
-        if self._has_facts_alone:
-            return self.centred_rows and len(state) == 1
-        network, _ = self.networks[False]
-        return 0 < len(state) == len(self.get_extra_state()) - len(network.joint.facts(Tokens))
-
     def set_extra_state(self, state: Tensor) -> None:
         """Compare what a checkpoint was made for with what this model was made for.
 
@@ -256,7 +239,6 @@ class Normalized(nn.Module):
         if not isinstance(state, Tensor):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
         facts = self.get_extra_state().to(state.device)
-        facts = facts[: len(state)] if self._is_of_older_version(state) else facts
         if facts.shape != state.shape or not torch.allclose(facts, state.to(facts.dtype), rtol=1e-4, atol=1e-6):
             raise ValueError(ANOTHER_FUNCTION)
 
@@ -275,7 +257,8 @@ class Normalized(nn.Module):
         if facts in state_dict:
             self.set_extra_state(state_dict[facts])
         from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
-        if self._has_form_alone and from_normalized and facts not in state_dict:
+        alone = False not in self.networks or self.call_count() > 1  # so that the extra state begins with its form
+        if alone and from_normalized and facts not in state_dict and bool(self.get_extra_state()[:1].any()):
             raise ValueError(ANOTHER_FUNCTION)  # saved by a layer in the paper's form, else the state would say so
 
     def _load_from_state_dict(
@@ -283,9 +266,7 @@ class Normalized(nn.Module):
     ) -> None:
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
-        # Older versions saved nothing for a layer by itself in the paper's form.
-        silent = not len(self.get_extra_state()) or (self._has_facts_alone and not self._has_form_alone)
-        if silent and f"{prefix}_extra_state" in missing:
+        if not len(self.get_extra_state()) and f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
 
 

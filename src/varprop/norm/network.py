@@ -250,7 +250,7 @@ class Network:
         """The numbers besides parameters that define the function of a layer, for checkpoints.
 
         The first of the layers that are called once has those of all of them, the others none: sizes of inputs, moments
-        of the data, and the form, which is left out where it is the paper's, as it was before there was another one.
+        of the data, and the form, which is left out where it is the paper's.
         A layer that is called several times has one for its form, and the moments of the inputs that it reads; nothing
         where there are neither.
         """
