@@ -133,7 +133,7 @@ def _add_reproduce(commands: Any) -> None:
     text = "Train so many networks at once, each in a process of its own."
     parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
     parser.add_argument("--methods", metavar="NAMES", help=f"Only these of {','.join(METHODS)}.")
-    _add_starts(parser, None, f"Only these of {','.join(ALL_STARTS)}.")
+    parser.add_argument("--starts", metavar="NAMES", help=f"Only these of {','.join(ALL_STARTS)}.")
     text = (
         "For the learning rate: brent is the paper's; grid+brent looks around first; grid+brent+bound, the default, "
         "also tries the bound where the best rate lies next to it."
@@ -145,11 +145,6 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--borders", choices=("pooled", "plain"), help=text)
     text = "Compile networks on a GPU (noisy-cifar10)."
     parser.add_argument("--compile", action="store_const", const=True, dest="compiled", help=text)
-
-
-def _add_starts(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
-    parser.add_argument("--starts", metavar="NAMES", default=default, help=text)
-    parser.add_argument("--inits", dest="starts", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its old name
 
 
 def known_names() -> list[str]:
@@ -220,7 +215,8 @@ def _add_compare(commands: Any) -> None:
     parser.add_argument("--model", required=True, help=text)
     text = "Separated by commas; also layer, group."
     parser.add_argument("--methods", metavar="NAMES", default=",".join(METHODS), help=text)
-    _add_starts(parser, ",".join(STARTS), "Starting points, separated by commas; also orthogonal.")
+    text = "Starting points, separated by commas; also orthogonal."
+    parser.add_argument("--starts", metavar="NAMES", default=",".join(STARTS), help=text)
     text = "path.py:function of outputs and targets, instead of cross-entropy."
     parser.add_argument("--loss", metavar="FUNCTION", help=text)
     text = "A class of torch.optim, or path.py:function of parameter groups and lr, instead of Adam."

@@ -247,8 +247,8 @@ def test_demo_overwrites_no_earlier_one(varprop_command, monkeypatch, tmp_path):
 def test_the_starts_of_a_comparison_are_those_of_the_lab(varprop_command, lab):
     assert (*commands.COMPARED_STARTS, "wn") == get_args(Start)
     calls = lab()
-    assert varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", "--inits", "bn")[0] == 0
-    assert calls["comparison.compare"][1]["starts"] == ("bn",)  # the option's old name
+    assert varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", "--starts", "bn")[0] == 0
+    assert calls["comparison.compare"][1]["starts"] == ("bn",)
 
 
 # --- with the real lab ---
