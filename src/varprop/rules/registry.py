@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -383,20 +383,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {
-    "adds",
-    "overlaps",
-    "transposed",
-    "monotone",
-    "kinks",
-    "jumps",
-    "knots",
-    "bend",
-    "bounds",
-    "kernel",
-    "normalizes",
-    "skews",
-}
+DEPENDENT = {fact.name for fact in fields(Rule) if callable(fact.default)}  # on the arguments of an operation
 
 
 def elementwise(
