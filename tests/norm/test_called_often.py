@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import varprop as vp
 import varprop.norm.network
 from varprop.norm import distributed
+from varprop.norm.fold.dispatch import Executor
 from varprop.norm.network import Network
 
 from .networks import alone_, both_forms, sites, train_a_little
@@ -303,6 +304,21 @@ def test_compiled_as_one_graph() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for own, expected in zip(results(compiled, x), results(model, x), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_results_of_compiled_folds_begin_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[Tensor] = []
+    backward_flat = Executor.backward_flat
+
+    def keep(*arguments: Any) -> list[Tensor]:
+        results.extend(backward_flat(*arguments))
+        return results
+
+    monkeypatch.setattr(Executor, "backward_flat", keep)
+    model, x = normalized(Chain(), (4, 3))
+    torch._dynamo.reset()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x).square().mean().backward()
+    assert results and not any(result.storage_offset() for result in results)  # else they are not aligned
 
 
 def test_what_takes_long_is_said_with_the_reason() -> None:

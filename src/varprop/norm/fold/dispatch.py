@@ -219,7 +219,7 @@ class Executor:
     def forward_flat(self, dtype: torch.dtype, external: Pair | None, parameters: Any) -> list[Tensor]:
         """Folded weights, biases and all that is saved, each in a flat buffer of its own."""
         weight, bias, saved = self.backend(parameters).forward(parameters, external, dtype, True)
-        return _without_shared_memory([weight, bias, *(tensor.flatten() for tensor in saved)])
+        return _in_own_memory([weight, bias, *(tensor.flatten() for tensor in saved)])
 
     def backward_flat(self, saved: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
         """Derivatives by weights, by shifts and scales, and by external moments, each in a buffer of its own."""
@@ -231,7 +231,7 @@ class Executor:
     def _backward_in_buffers(self, weights: Any, saved: Any, grad_weight: Tensor, grad_bias: Tensor) -> list[Tensor]:
         """`backward_flat` from derivatives that are flat."""
         weights = list(weights)
-        return _without_shared_memory(list(self.backend(weights).backward(weights, saved, grad_weight, grad_bias)))
+        return _in_own_memory(list(self.backend(weights).backward(weights, saved, grad_weight, grad_bias)))
 
     def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
         """The fold as a CUDA graph to replay; None where it cannot be recorded or has not run often enough."""
@@ -416,13 +416,16 @@ def in_memory_order(value: Tensor, weight: Tensor) -> Tensor:
     return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
 
 
-def _without_shared_memory(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, those copied that share memory with an earlier one."""
+def _in_own_memory(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, those copied that share memory with an earlier one or begin inside of theirs.
+
+    Inductor refuses a result of an operation that is not aligned, even if it is empty.
+    """
     addresses: set[int] = set()
     result = []
     for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
-        result.append(tensor.clone() if address in addresses else tensor)
+        result.append(tensor.clone() if address in addresses or tensor.storage_offset() else tensor)
         addresses.add(address)
     return result
 
