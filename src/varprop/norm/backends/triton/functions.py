@@ -91,32 +91,20 @@ def _encode_clamp(low: float | None = None, high: float | None = None) -> Instru
     return Instruction(CLAMP, first=min(bottom, top), second=top)
 
 
-def _encode_dropout(p: float) -> Instruction:
-    return _encode_linear(1.0, 0.0, 1.0 / (1.0 - p), p / (1.0 - p))
-
-
-def _encode_softplus(beta: float = 1.0) -> Instruction:
-    return Instruction(SOFTPLUS, rate=beta, gain=1.0 / beta)
-
-
-def _encode_elu(alpha: float = 1.0, scale: float = 1.0, rate: float = 1.0) -> Instruction:
-    return Instruction(ELU, rate=rate, first=scale / rate, second=scale * alpha)
-
-
 BUILDERS: dict[str, Callable[..., Instruction]] = {
     "two_slopes": lambda p, n: Instruction(TWO_SLOPES, first=p, second=n),
     "clamp": _encode_clamp,
     "affine": lambda a, b: _encode_linear(a, b, a * a, 0.0),
     "gain": lambda a, b: _encode_linear(a, 0.0, b, 0.0),
     "maximum": lambda e, d: Instruction(LINEAR, e=e, d=d, offset=0.0),
-    "dropout": _encode_dropout,
+    "dropout": lambda p: _encode_linear(1.0, 0.0, 1.0 / (1.0 - p), p / (1.0 - p)),
     "sigmoid": lambda: Instruction(SIGMOID),
     "tanh": lambda: Instruction(SIGMOID, rate=2.0, gain=2.0, offset=-1.0),
     "silu": lambda: Instruction(SILU),
     "gelu": lambda: Instruction(GELU),
     "gelu_tanh": lambda: Instruction(GELU_TANH),
-    "softplus": _encode_softplus,
-    "elu": _encode_elu,
+    "softplus": lambda beta=1.0: Instruction(SOFTPLUS, rate=beta, gain=1.0 / beta),
+    "elu": lambda alpha=1.0, scale=1.0, rate=1.0: Instruction(ELU, rate=rate, first=scale / rate, second=scale * alpha),
     "mish": lambda: Instruction(MISH),
     "erf": lambda: Instruction(NORMAL_CDF, rate=math.sqrt(2.0), gain=2.0, offset=-1.0),
     "hardswish": lambda: Instruction(HARDSWISH),
