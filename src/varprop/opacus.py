@@ -225,12 +225,12 @@ class Twin:
             warnings.simplefilter("ignore", UserWarning)
             self.plain = fold(model, keep_batchnorm=False)
         self._centred: dict[str, Any] = {}
-        for path, site in normalized_layers(model).items():
-            self.plain = _prepared(self.plain, path, site)
+        for path, normalized in normalized_layers(model).items():
+            self.plain = _prepared(self.plain, path, normalized)
             layer: Any = self.plain.get_submodule(path)
-            if centred and type(layer) in CENTRED and site.networks:
+            if centred and type(layer) in CENTRED and normalized.networks:
                 layer.__class__ = CENTRED[type(layer)]
-                layer.centred_rows = site.centred_rows
+                layer.centred_rows = normalized.centred_rows
                 self._centred[path] = layer
         self._refresh_offsets()
         present = dict(self.plain.named_modules())
@@ -246,8 +246,8 @@ class Twin:
         """Every parameter of the plain model by name, as a function of those of the normalized one."""
         seen: set[nn.Parameter] = set()
         inside = tuple(f"{path}." if path else "" for path in normalized_layers(self.model))
-        for path, site in normalized_layers(self.model).items():
-            folded = _folded(site)
+        for path, normalized in normalized_layers(self.model).items():
+            folded = _folded(normalized)
             if path in self._centred:
                 moved = (folded["weight"] * self._centred[path].offset).flatten(1).sum(1)
                 folded["bias"] = folded["bias"] + moved
@@ -268,8 +268,8 @@ class Twin:
         """Give centred layers the means of their inputs that follow from the present parameters."""
         means: dict[int, list[Tensor]] = {}
         for path, layer in self._centred.items():
-            site: Any = self.model.get_submodule(path)
-            network, index = site.networks.get(site.training) or next(iter(site.networks.values()))
+            normalized: Any = self.model.get_submodule(path)
+            network, index = normalized.networks.get(normalized.training) or next(iter(normalized.networks.values()))
             if id(network) not in means:
                 means[id(network)] = network.entering_means()
             groups = getattr(layer, "groups", 1)
@@ -295,20 +295,20 @@ class Twin:
             parameter.grad = grad
 
 
-def _folded(site: Normalized) -> dict[str, Tensor]:
+def _folded(normalized: Normalized) -> dict[str, Tensor]:
     """The folded parameters of a layer by name."""
-    if isinstance(site, NormalizedRecurrent):
-        return site.folded()
-    return dict(zip(("weight", "bias"), site.folded(), strict=True))
+    if isinstance(normalized, NormalizedRecurrent):
+        return normalized.folded()
+    return dict(zip(("weight", "bias"), normalized.folded(), strict=True))
 
 
-def _prepared(plain: nn.Module, path: str, site: Normalized) -> nn.Module:
+def _prepared(plain: nn.Module, path: str, normalized: Normalized) -> nn.Module:
     """The plain model with a layer that has a parameter, its own, for every folded tensor."""
     layer = plain.get_submodule(path)
     if isinstance(layer, nn.RNNBase):
         return replace(plain, layer, _with_visible_gates(path, layer))
     with torch.no_grad():
-        for name, value in _folded(site).items():
+        for name, value in _folded(normalized).items():
             layer.register_parameter(name, nn.Parameter(value.clone()))
     return plain
 

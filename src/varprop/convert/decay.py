@@ -93,10 +93,8 @@ def unit_norm_(model: ModuleT) -> ModuleT:
     """
     holders = owners(model)
     # (module, name, layer) of each weight whose scale has no effect, those of recurrent layers left out
-    sites = normalized_layers(model).values()
-    invariant: list[tuple[nn.Module, str, Any]] = [
-        (site, "weight", site) for site in sites if "weight" in site._parameters
-    ]
+    normalized = normalized_layers(model).values()
+    invariant: list[tuple[nn.Module, str, Any]] = [(x, "weight", x) for x in normalized if "weight" in x._parameters]
     invariant += [(parts_of(layer), "original1", layer) for layer in model.modules() if has_weight_norm(layer)]
     without_effect = {(module, name) for module, name, _ in invariant}
     for module, name, layer in invariant:
@@ -112,20 +110,21 @@ def unit_norm_(model: ModuleT) -> ModuleT:
             else:  # rows of torch's weight norm, which for a transposed convolution run over all groups
                 norms = torch.norm_except_dim(weight, 2, cast(Any, parts_of(layer)[0]).dim)
             weight.div_(torch.where(norms > 0, norms, 1.0))
-    recurrent = [site for site in sites if isinstance(site, NormalizedRecurrent)]
-    for site in recurrent:
-        for suffix in suffixes(site):  # only a common factor may scale the rows of a gate's two weights
-            weights = [site.parameter(name, suffix) for name in ("weight_ih", "weight_hh")]
+    for recurrent in (layer for layer in normalized if isinstance(layer, NormalizedRecurrent)):
+        for suffix in suffixes(recurrent):  # only a common factor may scale the rows of a gate's two weights
+            weights = [recurrent.parameter(name, suffix) for name in ("weight_ih", "weight_hh")]
             if all(weight.requires_grad and len(holders[weight]) == 1 for weight in weights):
-                unit_gates_(site, suffix)
+                unit_gates_(recurrent, suffix)
     return model
 
 
 def _spared(model: nn.Module, example: Any) -> Iterator[tuple[nn.Module, str]]:
     """(module, name) of the parameters that do not decay, whatever their number of axes."""
-    for site in normalized_layers(model).values():
-        names = [name for name, _ in site.named_parameters(recurse=False)]
-        yield from ((site, name) for name in names if not name.startswith("weight_hr"))  # an LSTM's projection is plain
+    for layer in normalized_layers(model).values():
+        names = [name for name, _ in layer.named_parameters(recurse=False)]
+        yield from (
+            (layer, name) for name in names if not name.startswith("weight_hr")
+        )  # an LSTM's projection
     for module in model.modules():
         if has_weight_norm(module):
             yield from ((parts_of(module), "original0"), (parts_of(module), "original1"))

@@ -82,10 +82,10 @@ def _compose(nodes: int) -> Callable[..., Slopes]:
 
 
 def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
-    """The trapezoidal rule where no lane is wide, else Gauss-Legendre on panels between the knots, each halved.
+    """The trapezoidal rule where no channel is wide, else Gauss-Legendre on panels between the knots, each halved.
 
-    The trapezoidal rule converges geometrically for an analytic function, the slower the wider the lane; how wide the
-    widest is can be asked without waiting on a CPU only.
+    The trapezoidal rule converges geometrically for an analytic function, the slower the wider the channel; how wide
+    the widest is can be asked without waiting on a CPU only.
     """
 
     def integrate(x: Pair, *numbers: float) -> Slopes:
@@ -144,7 +144,7 @@ def _nodes(mean: Tensor, std: Tensor, knots: Sequence[float], nodes: int) -> Pai
     ends[1:-1] = inner.clamp(-WINDOW, WINDOW)  # in order, as the knots are
     low, quarter = ends[:-1], 0.25 * (ends[1:] - ends[:-1])
     node, weight = (constant(values, mean) for values in _LEGENDRE[nodes])
-    halves = torch.stack([low + quarter, low + 3.0 * quarter]).unsqueeze(2)  # half, panel, node, lane
+    halves = torch.stack([low + quarter, low + 3.0 * quarter]).unsqueeze(2)  # half, panel, node, channel
     z = halves + quarter[None, :, None] * node[:, None]
     density = torch.exp(-0.5 * z * z) * (quarter[None, :, None] * weight[:, None] / ROOT_TWO_PI)
     z, density = z.flatten(0, 2), density.flatten(0, 2)

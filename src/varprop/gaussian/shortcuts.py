@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from .normal import Pair
 
-LANES = 1 << 16  # values beyond which integrals are taken in blocks of nodes, and formulas not at all
+MOST = 1 << 16  # values beyond which integrals are taken in blocks of nodes, and formulas not at all
 Formula = Callable[[Pair], Any]  # mean and variance to both of the result, and to the derivatives
 FORMULAS: dict[str, Formula] = {}  # by the name of the activation; those of `derivatives`
 
@@ -61,7 +61,7 @@ def by_formulas() -> Iterator[None]:
 
 def may_take_formulas(mean: Tensor) -> bool:
     """True for a few values within `by_formulas`, but not within transforms, which differentiate in other ways."""
-    if torch.compiler.is_compiling() or not _taken.formulas or mean.numel() > LANES:
+    if torch.compiler.is_compiling() or not _taken.formulas or mean.numel() > MOST:
         return False
     return not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 

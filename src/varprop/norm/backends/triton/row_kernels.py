@@ -665,12 +665,12 @@ def add_partials(columns, partial_mean, partial_var, grad_mean, grad_var, ROWS: 
     first_channel = tl.load(here + 4)
     partial_mean += tl.load(here + 5)
     partial_var += tl.load(here + 5)
-    lane = tl.arange(0, COLUMNS)
-    column = first + lane
+    offset = tl.arange(0, COLUMNS)
+    column = first + offset
     ok = column < end
     group = first // channels
     if (tl.minimum(first + COLUMNS, end) - 1) // channels == group:  # then it shows that columns lie side by side
-        line = group * (partials * channels) + first % channels + lane
+        line = group * (partials * channels) + first % channels + offset
         of_mean, of_var = _add_lines(partial_mean, partial_var, line, channels, partials, ok, ROWS, COLUMNS)
     else:
         line = column // channels * (partials * channels) + column % channels
