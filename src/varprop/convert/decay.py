@@ -122,9 +122,7 @@ def _spared(model: nn.Module, example: Any) -> Iterator[tuple[nn.Module, str]]:
     """(module, name) of the parameters that do not decay, whatever their number of axes."""
     for layer in normalized_layers(model).values():
         names = [name for name, _ in layer.named_parameters(recurse=False)]
-        yield from (
-            (layer, name) for name in names if not name.startswith("weight_hr")
-        )  # an LSTM's projection
+        yield from ((layer, name) for name in names if not name.startswith("weight_hr"))  # an LSTM's projection
     for module in model.modules():
         if has_weight_norm(module):
             yield from ((parts_of(module), "original0"), (parts_of(module), "original1"))
