@@ -201,6 +201,36 @@ def test_pages_show_the_records() -> None:
         assert cells == [shown[0], prices[0], shown[1], prices[1]]
 
 
+def test_the_page_shows_the_records_of_the_second_network() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    records = read(docs / "results" / "alternatives34.jsonl")
+    text, evidence = ((docs / name).read_text("utf-8") for name in ("deep.md", "evidence.md"))
+    assert table(records).markdown().strip() in text
+    seeds = {
+        norm: [run["accuracy"] for run in runs_of(norm, records, TEST)]
+        for norm in ("analytic", "batch", "group-ws", "evonorm")
+    }
+    assert all(f"{mean(accuracies):.4f}" in evidence for accuracies in seeds.values())
+    words = " ".join(text.split())
+    ahead = [100 * (mean(seeds["analytic"]) - mean(seeds[n])) for n in ("batch", "group-ws", "evonorm")]
+    p_values = [
+        ttest_ind(seeds["analytic"], seeds[n], equal_var=False).pvalue for n in ("batch", "group-ws", "evonorm")
+    ]
+    assert all(
+        f"{points:.2f} " in words and f"(p = {p:.3f}" in words for points, p in zip(ahead, p_values, strict=True)
+    )
+    assert 3 * max(p_values) < 0.05  # what the page says of three comparisons
+    short = {(norm, run["rate"]): run["accuracy"] for norm in seeds for run in runs_of(norm, records) if run["clip"]}
+    assert {f"{short['analytic', rate]:.2f}" for rate in (0.2, 0.4)} == {"0.26"}
+    assert f"batch norm has {short['batch', 0.2]:.2f} and {short['batch', 0.4]:.2f}" in words
+
+
+def test_some_rows_are_trained_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pretended(options(tmp_path / "records.jsonl", monkeypatch, "--jobs", "1", "--norms", "batch,group-ws"))
+    made.run()
+    assert {cell.norm for cell in made.asked} == {"batch", "group-ws"}
+
+
 def test_full_strength_searches_then_trains_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class PretendedStrong(Pretended, strong.StrongGrid):
         best = 0.3
