@@ -245,7 +245,7 @@ def test_the_page_has_the_records() -> None:
     searches = read(docs / "results" / "actor_critic_mujoco.jsonl")
     assert shown_search(searches).strip() in page and shown(searches).strip() in page
     batch_norm = curves(searches, "InvertedDoublePendulum-v5")["batch norm"]["curves"]
-    assert f"its worst ends at {min(map(actor_critic.score, batch_norm)):,.0f}" in " ".join(page.split())
+    assert f"batch norm's worst ends at {min(map(actor_critic.score, batch_norm)):,.0f}" in " ".join(page.split())
     cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
     for method, name in (
         ("analytic", "update"),
