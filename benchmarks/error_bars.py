@@ -508,15 +508,22 @@ def cost(
                 off = (first.covariance - plain_covariance).abs().max() / plain_covariance.abs().max()
                 record |= {"compiled": True, "first seconds": first_seconds, "off by compiling": float(off)}
             if device != "cpu":
-                record |= beside_launches(program, prediction, first, plain)
+                record |= beside_launches(program, prediction, first, plain, forward)
             print(name, outputs, {k: round(v, 4) for k, v in record.items() if isinstance(v, float)}, flush=True)
             yield record
 
 
 def beside_launches(
-    program: vp.Program, prediction: Callable[[], vp.Prediction], first: vp.Prediction, plain: float
+    program: vp.Program,
+    prediction: Callable[[], vp.Prediction],
+    first: vp.Prediction,
+    plain: float,
+    forward: Callable[[], Tensor],
 ) -> dict[str, Any]:
-    """True if a prediction was recorded as a CUDA graph, how far it is from the first one, its time without that."""
+    """True if a prediction was recorded as a CUDA graph, how far it is from the first one, its time without that.
+
+    And the time of a forward pass that is replayed like it: one launched operation by operation waits for the CPU.
+    """
     recordings = program.facts[cuda_replay.PredictionGraphs].recordings
     replayed = prediction()
     off = (replayed.covariance - first.covariance).abs().max() / first.covariance.abs().max()
@@ -525,7 +532,11 @@ def beside_launches(
     recordings.update(dict.fromkeys(recordings))  # None: not to be recorded
     launched = timed(prediction, 5)[0]
     recordings.update(kept)
-    return {"graph": graph, "off": float(off), "passes without graph": launched / plain}
+    passed = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(passed):
+        forward()
+    times = {"passes without graph": launched / plain, "replayed forward seconds": timed(passed.replay, 20)[0]}
+    return {"graph": graph, "off": float(off), **times}
 
 
 def peak_mebibytes(function: Callable[[], Any]) -> float | None:
