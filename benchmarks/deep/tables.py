@@ -85,6 +85,11 @@ VISION: Tried = {
     **{f"DyT, alpha {a}, {PATCHES}": (["--norm", "dyt", "--alpha", a, *LARGE], (1e-3, 2e-3, 5e-4)) for a in ALPHAS},
     f"Derf, {PATCHES}": (["--norm", "derf", *LARGE], (1e-3, 2e-3, 5e-4)),
     f"none, {PATCHES}": (["--norm", "none", *LARGE], (1e-3, 2e-3, 5e-4)),
+    f"layer norm, {PATCHES}": (["--norm", "layer", *LARGE], (1e-3, 2e-3, 5e-4)),
+    f"analytic, fast scales, QK norm, {PATCHES}": (
+        ["--norm", "analytic", *FAST, "--qk-norm", *LARGE],
+        (1e-3, 2e-3, 5e-4),
+    ),
 }
 CANDIDATES: Tried = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
