@@ -93,7 +93,7 @@ def residual(draw):
     def block():
         return Block(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), DropPath(draw))
 
-    return lambda: nn.Sequential(nn.Linear(8, 32), *[block() for _ in range(6)], nn.Flatten(), nn.Linear(160, 3))
+    return lambda: nn.Sequential(nn.Linear(8, 32), *[block() for _ in range(3)], nn.Flatten(), nn.Linear(160, 3))
 
 
 def encoder():

@@ -186,7 +186,8 @@ def test_ranks_and_norms_over_whole_axes(rank):
     torch.manual_seed(0)
     model, x = Ranked(), torch.randn(6, 2, 6, 6)
     with torch.no_grad():
-        draws = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(DRAWS)])
+        repeated = x.repeat(DRAWS, 1, 1, 1)
+        draws = model(repeated + 0.5 * torch.randn_like(repeated)).unflatten(0, (DRAWS, len(x)))
     found = vp.predict(model, x, input_var=0.25)
     assert_like_draws(found, draws, mean=0.2)
     assert not found.linearized
@@ -205,7 +206,8 @@ def test_masks_that_the_model_takes_from_a_random_input(mask):
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(6, 5, 8)
     with torch.no_grad():
-        draws = torch.stack([model(x + 0.3 * torch.randn_like(x)) for _ in range(DRAWS)])
+        repeated = x.repeat(DRAWS, 1, 1)
+        draws = model(repeated + 0.3 * torch.randn_like(repeated)).unflatten(0, (DRAWS, len(x)))
     assert_like_draws(vp.predict(model, x, input_var=0.09), draws)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import tests.rules as package
 from varprop import Moments, Tokens
@@ -35,12 +36,13 @@ def outputs(result: Any) -> list[Any]:
 
 def monte_carlo(row: Case, args: Any, count: int) -> list[Tensor]:
     """Draws of every output, along a new first axis."""
-    random = [leaf for leaf in leaves((args, row.kwargs)) if is_random(leaf)]
+    given, structure = pytree.tree_flatten((args, row.kwargs), is_leaf=is_random)
+    random = [leaf for leaf in given if is_random(leaf)]
 
     def once(*drawn: Tensor) -> Any:
         queue = iter(drawn)
-        call_args, call_kwargs = replace((args, row.kwargs), lambda leaf: next(queue) if is_random(leaf) else leaf)
-        return tuple(outputs(run_op(row.op, call_args, call_kwargs)))
+        call = pytree.tree_unflatten([next(queue) if is_random(leaf) else leaf for leaf in given], structure)
+        return tuple(outputs(run_op(row.op, *call)))
 
     samples = [draw(leaf, count) for leaf in random] or [torch.zeros(count)]  # a source draws by itself
     with warnings.catch_warnings():
