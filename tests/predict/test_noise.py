@@ -198,7 +198,7 @@ CASES = {
 }  # fmt: skip
 
 
-CURVED = ("zoneout", "nn.RNN, rectified")  # recurrent layers count as straight
+CURVED = ("zoneout",)  # what bends its steps counts as independent
 
 
 def made(case):
@@ -237,8 +237,9 @@ def test_draws_agree_with_the_analytic_result(case):
 def test_the_kind_of_noise_inside_operations_is_dropout():
     for case in ("attention", "nn.LSTM"):
         model, x, settings = made(case)
-        (_, kind, share), *_ = vp.predict(model, x, **settings).sources()
-        assert (kind, round(share, 3)) == ("dropout", 1)
+        (_, kind, share), *others = vp.predict(model, x, **settings).sources()
+        assert kind == "dropout" and share > 0.998
+        assert {kind for _, kind, share in others if share > 1e-6} <= {"recurrent"}
 
 
 def test_a_dropout_of_everything_inside_an_operation():

@@ -341,7 +341,12 @@ class MeanEvaluation(Evaluation):
             return first_order(node, *args, **kwargs)
         if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
             count = itertools.count(1)
-            result = unroll(lambda x, p: self._dropped_inside(node, next(count), x, p), *args, **kwargs)
+
+            def enter(entry: Tensor, fresh: Tensor) -> None:
+                name, inside = node.module or "(model)", ONLY - next(count)
+                self.sources.append(ElementNoise(name, "recurrent", entry, fresh, node, inside=inside))
+
+            result = unroll(lambda x, p: self._dropped_inside(node, next(count), x, p), enter, *args, **kwargs)
             if result is not None:
                 return result
         rule = self.plan.rules[node]
@@ -513,7 +518,6 @@ class MeanEvaluation(Evaluation):
             args, kwargs = self._arguments(node)
             return (dropped_weights(*args, **kwargs)[2] if rule.draws(*args, **kwargs) else None), value.mean
         if rule.operation == "recurrent" and unroll_of(rule) is not None:
-            self.linearized[node.module or "(model)"] = str(node.packet or node.target)
             return None, value.mean
         if rule.kind == "source" or not operands:
             reads_parameter = any(operand in self.parameters for operand in node.operands)
