@@ -35,6 +35,10 @@ def test_every_table_is_that_of_the_records():
         assert rows in expected, rows[0]
 
 
+def test_all_tables_stand_on_their_page():
+    assert (DOCS / "results" / "error_bars.md").read_text("utf-8") == error_bars.page(records("error_bars.jsonl"))
+
+
 def test_limits_of_marks_stand_on_the_page():
     text = (DOCS / "predict.md").read_text("utf-8")
     for limit in (reliability.CURVED, reliability.SHARED, reliability.DROPPED):
