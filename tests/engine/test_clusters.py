@@ -300,10 +300,9 @@ def test_functions_that_swing_are_integrated_to_what_their_note_says(name, eleme
     function = SWINGING[name]
     std = 2 * math.pi * swings
     moments = vp.Moments(torch.zeros(1, elements, dtype=torch.float64), std**2)
-    found = vp.propagate(Pointwise(function), moments)
-    reasons = [
-        reason for entry in vp.coverage(Pointwise(function), moments.mean).approximate for reason in entry.reasons
-    ]
+    program = vp.capture(Pointwise(function), moments.mean)
+    found = vp.propagate(program, moments)
+    reasons = [reason for entry in vp.coverage(program, moments.mean).approximate for reason in entry.reasons]
     assert any("a function that swings" in reason for reason in reasons)
     z = torch.linspace(-9, 9, 600_001, dtype=torch.float64)  # some 300 points in the shortest swing
     weight, values = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * 3e-5, function(std * z)

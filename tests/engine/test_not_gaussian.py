@@ -67,9 +67,10 @@ def values(mean: float, count: int = DRAWS) -> Tensor:
 def marked(model: nn.Module, mean: float) -> tuple[vp.Moments, bool]:
     """What is computed, and whether any of it is said to take as Gaussian what is not."""
     x = vp.Moments(torch.full((1, 4), mean, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
-    result = vp.propagate(model, x)
+    program = vp.capture(model, x.mean)
+    result = vp.propagate(program, x)
     reasons = [reason for entry in result.approximations for reason in entry.reasons]
-    listed = [reason for entry in vp.coverage(model, torch.zeros(1, 4)).approximate for reason in entry.reasons]
+    listed = [reason for entry in vp.coverage(program, x.mean).approximate for reason in entry.reasons]
     assert set(reasons) == set(listed)
     return result.output, any("no longer Gaussian" in reason for reason in reasons)
 

@@ -203,12 +203,13 @@ DIPS = ("GELU", "SiLU", "Mish", "hardswish")
 @pytest.mark.parametrize("name", RANKS)
 def test_ranks_of_activations_are_as_near_as_the_documentation_says(name: str) -> None:
     function, ratio = RANKS[name]
-    reasons = {r for e in vp.coverage(Function(function), torch.zeros(1, 4)) for r in e.reasons}
+    program = vp.capture(Function(function), torch.zeros(1, 4, dtype=DOUBLE))
+    reasons = {r for e in vp.coverage(program, torch.zeros(1, 4)) for r in e.reasons}
     assert any(r.startswith(BENT) for r in reasons) == (list(RANKS).index(name) >= list(RANKS).index("maximum"))
     assert any(r.startswith(DIPPING) for r in reasons) == (name in DIPS)
     torch.manual_seed(1)  # of dropout: with the seed of the values its draws would depend on them
     x = torch.randn(200_000, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
-    found = vp.propagate(Function(function), standard(1, 4)).output
+    found = vp.propagate(program, standard(1, 4)).output
     assert found.mean.shape == (1,)
     assert float(function(x).std() / found.std) == pytest.approx(ratio, abs=0.03)
 
@@ -413,8 +414,9 @@ SHARED = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_sums_with_itself_are_marked(name: str) -> None:
-    function = Function(SHARED[name])
-    found = vp.propagate(function, standard(1, 3, 8, 8)), vp.coverage(function, torch.zeros(1, 3, 8, 8, dtype=DOUBLE))
+    example = torch.zeros(1, 3, 8, 8, dtype=DOUBLE)
+    program = vp.capture(Function(SHARED[name]), example)
+    found = vp.propagate(program, standard(1, 3, 8, 8)), vp.coverage(program, example)
     for entries in (found[0].entries, found[1].entries):
         assert any("share a random ancestor" in reason for entry in entries for reason in entry.reasons)
 
@@ -430,7 +432,8 @@ def test_coverage_says_what_propagate_says_of_one_value_read_twice() -> None:
 def test_sums_of_copies_are_marked(name: str) -> None:
     function, marked = COPIES[name]
     example = torch.zeros(1, 3, 8, 8, dtype=DOUBLE)
-    found = vp.propagate(Function(function), standard(1, 3, 8, 8)), vp.coverage(Function(function), example)
+    program = vp.capture(Function(function), example)
+    found = vp.propagate(program, standard(1, 3, 8, 8)), vp.coverage(program, example)
     for entries in (found[0].entries, found[1].entries):
         assert any("copies or functions of one another" in r for e in entries for r in e.reasons) == marked
 

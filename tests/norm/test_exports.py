@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop.norm.modes import capture_modes
 
 
 class Block(nn.Module):
@@ -42,6 +43,20 @@ def test_one_export_serves_unless_the_modes_differ(exports, dropout, expected, i
     assert len(exports) == expected
     assert (normalized is model) == inplace
     assert "4 together, 0 by operation, 0 alone" in str(vp.fold_report(normalized))
+
+
+class Unused(Block):
+    """Holds a dropout that it never calls."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.unused = nn.Dropout(0.5)
+
+
+@pytest.mark.parametrize(("model", "same"), [(Unused(), True), (nn.Sequential(Block(0.0), nn.Dropout(0.5)), False)])
+def test_a_dropout_counts_where_it_is_called(exports, model, same):
+    programs = capture_modes(model, X)
+    assert len(exports) == 2 and (programs[True] is programs[False]) == same
 
 
 class Reader(nn.Module):
