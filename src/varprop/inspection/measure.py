@@ -229,8 +229,10 @@ def _first(value: Any) -> Any:
 
 def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
     """Averaged over the batch and over uniform axes."""
-    axes = [axis for axis, extent in enumerate(shape) if axis == 0 or extent == 1]
-    return values.mean(axes, keepdim=True) if values.ndim else values
+    if not values.ndim:
+        return values
+    axes = [axis for axis, extent in enumerate(shape) if (axis == 0 or extent == 1) and values.shape[axis] != 1]
+    return values.mean(axes, keepdim=True) if axes else values  # for a batch of one most often there are none
 
 
 def _estimates(index: int, groups: list[RunSums]) -> dict[str, dict[str, float]]:
