@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..graph.node import Node, TensorInfo
 from ..moments import Moments
+from ..rules.registry import lookup
 from .curves import attached
 from .windows import larger
 
-aten = torch.ops.aten
 MOST = 32  # ranks along an axis: each takes a backward pass through the rule
 
 
@@ -42,7 +42,8 @@ def axis_of_ranks(node: Node) -> int | None:
 
 def is_running(node: Node) -> bool:
     """True for the largest or the least of every beginning of an axis."""
-    return node.packet in (aten.cummax, aten.cummin)
+    rule = lookup(node.target)
+    return rule is not None and rule.running
 
 
 def _first_info(node: Node) -> Any:

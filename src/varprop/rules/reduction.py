@@ -301,7 +301,7 @@ def median_all(x: Moments) -> Moments:
     return median(_flat(x), 0)[0]
 
 
-@rule(aten.cummax, order_statistic=True, maximum=True, entangles=True)
+@rule(aten.cummax, order_statistic=True, maximum=True, running=True, entangles=True)
 def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     """The maximum of every beginning of an axis; exact up to quadrature."""
     x = write_out(x, dim)
@@ -311,7 +311,7 @@ def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     return Moments(m, v), None
 
 
-@rule(aten.cummin, order_statistic=True, entangles=True)
+@rule(aten.cummin, order_statistic=True, running=True, entangles=True)
 def cummin(x: Moments, dim: int) -> tuple[Moments, None]:
     """The minimum of every beginning of an axis: -cummax(-x)."""
     return negative(cummax(negative(x), dim)[0]), None

@@ -164,6 +164,7 @@ class ElementFacts:
     # a maximum or another rank, which may be taken before a non-decreasing function or after it
     order_statistic: bool = False
     maximum: bool = False  # that order statistic is the largest, of as many as there are or fewer
+    running: bool = False  # that order statistic is taken of every beginning of an axis
 
 
 @dataclass(kw_only=True)
