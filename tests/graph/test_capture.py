@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import proxy
 
 import varprop as vp
+from varprop.graph import tracing
 from varprop.graph.capture import of_fixed_sizes
 from varprop.graph.tracing import HookWarning, only_user_frames
 
@@ -61,6 +62,12 @@ def test_traces_of_another_thread_stay_whole_meanwhile():
     with only_user_frames(), ThreadPoolExecutor(1) as other:
         frames = other.submit(lambda: proxy.CapturedTraceback.extract().summary()).result()
         assert len(frames) > 1 and not proxy.CapturedTraceback.extract().summary()
+
+
+def test_a_torch_without_the_name_of_its_traces_is_captured_all_the_same(monkeypatch):
+    program = vp.capture(nn.Linear(3, 4), (1, 3))
+    monkeypatch.setattr(tracing, "proxy", object())
+    assert [node.target for node in vp.capture(nn.Linear(3, 4), (1, 3)).nodes] == [n.target for n in program.nodes]
 
 
 def test_a_hook_that_needs_values_is_named():

@@ -116,9 +116,16 @@ class _UserFrame:
 
 @contextlib.contextmanager
 def only_user_frames() -> Iterator[None]:
-    """Within, the nodes of graphs that this thread traces know the line of the user's model, and no others."""
+    """Within, the nodes of graphs that this thread traces know the line of the user's model, and no others.
+
+    The name is no part of torch's interface: where it is missing, nodes know what torch gives them.
+    """
     names: Any = proxy
-    whole, names.CapturedTraceback = names.CapturedTraceback, _UserFrame(names.CapturedTraceback)
+    whole = getattr(names, "CapturedTraceback", None)
+    if whole is None:
+        yield
+        return
+    names.CapturedTraceback = _UserFrame(whole)
     try:
         yield
     finally:
