@@ -99,3 +99,33 @@ def test_an_image_without_an_axis_of_samples():
 
 def test_the_examples_in_docstrings_run():
     assert doctest.testmod(weights).failed == 0
+
+
+class Residual(nn.Module):
+    """A rectified sum, of channels whose positions see nearly the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.head(torch.relu(self.second(h) + h).mean((2, 3)))
+
+
+def straight():
+    layers = [nn.Conv2d(2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 8))
+
+
+@pytest.mark.parametrize("make", [Residual, straight])
+def test_what_curves_leave_is_common_to_positions(make):
+    """One weight bends all positions of a channel alike: as independent ones they have .94 of the std."""
+    torch.manual_seed(0)
+    model, x = make(), 1 + 0.3 * torch.randn(8, 2, 8, 8)
+    weights = {name: p.detach() for name, p in model.named_parameters() if p.ndim == 4}
+    parameter_var = {name: 0.5 * float(weight.square().mean()) for name, weight in weights.items()}
+    found = vp.predict(model, x, parameter_var=parameter_var)
+    truth = with_drawn_parameters(model, x, parameter_var)
+    assert_like_draws(found, truth)

@@ -48,6 +48,25 @@ Outcomes = tuple[Tensor, float]  # the difference of the means of two outcomes, 
 
 
 @dataclass
+class ChannelCurve:
+    """A curved function of channels, whose positions vary together if they share random weights.
+
+    Attributes:
+        node: The function.
+        value: Its mean.
+        reads: The values it reads, with their means and its slopes by them.
+        channels: The axis of channels, 1 or -1.
+        left: What its line leaves in some runs of the network, (runs, *entry), once they are made.
+    """
+
+    node: Node
+    value: Tensor
+    reads: list[tuple[Node, Tensor, Tensor]]
+    channels: int
+    left: Tensor | None = None
+
+
+@dataclass
 class ElementNoise:
     """Independent noise on every element of a value.
 
@@ -61,6 +80,7 @@ class ElementNoise:
         chance: Of the second value, which dropout keeps.
         by_channel: Whether all positions of a channel are decided together; `var` is then not used.
         inside: The number of its draw, from 1, if it enters inside an operation, whose noise a real draw does not show.
+        curve: Of a curved function whose positions may vary together, by which `var` is not used.
         samples: Where the samples are in the entry.
     """
 
@@ -73,6 +93,7 @@ class ElementNoise:
     chance: float = 1.0
     by_channel: bool = False
     inside: int = 0
+    curve: ChannelCurve | None = None
     samples: Samples = FIRST
 
     @property
@@ -112,7 +133,22 @@ class ElementNoise:
                 raise samples_apart(self.node)
             by_channel = (gradient * self.jump).unsqueeze(-1).flatten(3).sum(3)
             return self.samples.rows(by_channel * math.sqrt(self.chance * (1 - self.chance)))
+        if (left := self._left_by_positions()) is not None:
+            by_run = [self._by_channel(gradient * run, self.curve.channels) for run in left]  # type: ignore[union-attr]
+            return torch.cat(by_run, 2) / math.sqrt(len(left))
         return self.samples.rows(gradient * self.var.sqrt())
+
+    def _left_by_positions(self) -> Tensor | None:
+        """What lines leave in some runs, where samples and channels have axes of their own; None elsewhere."""
+        if self.curve is None or self.curve.left is None or self.samples.axis is None:
+            return None
+        own = self.samples.axis == 0 if self.curve.channels == 1 else self.samples.axis < self.entry.ndim - 1
+        return self.curve.left if own else None
+
+    def _by_channel(self, values: Tensor, channels: int) -> Tensor:
+        """Values (outputs, *entry), summed over the positions of every channel: (outputs, samples, channels)."""
+        apart = self.samples.apart(values)
+        return apart.movedim(3 if channels == 1 else -1, 2).flatten(3).sum(3)
 
     def along(self, gradients: Sequence[Tensor], noise: Tensor) -> Tensor:
         """The change of the outputs by a draw of this noise, to first order: (batch, outputs)."""
@@ -120,7 +156,7 @@ class ElementNoise:
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
         """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
-        if self.by_channel:
+        if self.by_channel or self._left_by_positions() is not None:
             return gram(self.factors(gradients))
         return gram(self.samples.rows(gradients[0]), self.samples.rows(self.var.unsqueeze(0))[0])
 
@@ -296,6 +332,7 @@ class MeanEvaluation(Evaluation):
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
         self.fresh: dict[Node, Tensor] = {}  # the variance that an operation adds, where it is known beforehand
         self.together: dict[Node, Outcomes] = {}  # of functions of what drops out by channels
+        self.curves: dict[Node, ChannelCurve] = {}  # where parameters are random
         self.of_dropped: set[Node] = set()  # maxima over windows of what drops out
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
@@ -483,7 +520,7 @@ class MeanEvaluation(Evaluation):
             self.sources += [drop, ElementNoise(name, "dropout of what varies", mean, fresh, node, inside=ONLY)]
             return
         kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
-        source = ElementNoise(name, kind, mean, fresh, node)
+        source = ElementNoise(name, kind, mean, fresh, node, curve=self.curves.pop(node, None))
         if together is not None:
             source.jump, source.chance = together
             source.kind, source.inside = "dropout", ONLY
@@ -526,6 +563,8 @@ class MeanEvaluation(Evaluation):
             if self.clusters.line(node)[0] is not node:
                 return None, value.mean
             if (slopes := self.clusters.slopes.pop(node, None)) is not None:
+                if self.parameters and (curve := self._channel_curve(node, value, slopes)) is not None:
+                    self.curves[node] = curve
                 return left_by_slopes(value.var, slopes), value.mean
             self._note_outcomes(node, value)
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
@@ -545,6 +584,24 @@ class MeanEvaluation(Evaluation):
             return (value.var - by_line).clamp_min(0), value.mean
         self.linearized[node.module or "(model)"] = str(node.packet or node.target)
         return None, value.mean
+
+    def _channel_curve(
+        self, node: Node, value: Moments, slopes: Sequence[tuple[Moments, Tensor]]
+    ) -> ChannelCurve | None:
+        """How a curved function reads values of which channels have positions; None where that is not known."""
+        reads = []
+        for (moments, slope), read in zip(slopes, self.plan.skips.get(node, (self.plan.root[node],)), strict=False):
+            known = self.env.get(read)
+            if not isinstance(known, Moments) or known.mean is not moments.mean or known.ndim < 3:
+                return None
+            reads.append((read, moments.mean.detach(), slope))
+        before: Node | None = reads[0][0] if reads and len(reads) == len(slopes) else None
+        while before is not None:  # back to what has channels
+            rule = self.plan.rules.get(before)
+            if rule is not None and rule.channels in (1, -1):
+                return ChannelCurve(node, value.mean.detach(), reads, rule.channels)
+            before = next(iter(self.plan.random_operands(before)), None) if self.plan.random(before) else None
+        return None
 
     @torch.no_grad()
     def _note_outcomes(self, node: Node, value: Moments) -> None:

@@ -11,6 +11,7 @@ the covariance instead (`chain`), which needs fewer of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -161,7 +162,8 @@ def shared_products(
     """Products of two noises that positions share, by some runs of the network that are the same in every call.
 
     Linear layers that read vectors, such as averages over positions, get the variances of what they read from the same
-    runs: the rules, for which positions are independent, have far too little.
+    runs: the rules, for which positions are independent, have far too little. So do curved functions get what their
+    lines leave, which the positions of a channel have in common.
     """
     shared = [s for s in sources if isinstance(s, ParameterNoise) and any(use.reading is not None for use in s.uses)]
     if not shared:
@@ -169,6 +171,8 @@ def shared_products(
     if (x.is_cuda and torch.cuda.is_current_stream_capturing()) or get_proxy_mode() is not None:
         raise RuntimeError("noise of a fixed seed for weights that positions share cannot be recorded.")
     products = [SharedProducts(s.uses[0].node.module or "(model)", s, []) for s in shared]
+    curves = [s.curve for s in sources if isinstance(s, ElementNoise) and s.curve is not None]
+    left: list[list[Tensor]] = [[] for _ in curves]
     heads = [s for s in sources if isinstance(s, ElementNoise) and evaluation.reads_random_weight(s.node)]
     squares = [torch.zeros(()) for _ in heads]
     generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
@@ -178,9 +182,15 @@ def shared_products(
             env, _ = run(program, evaluation, sources, x)
             for product in products:
                 product.noises.append([_noise_read(use, env) for use in product.parameter.uses])
+            for curve, residuals in zip(curves, left, strict=True):
+                lines = (slope * (precise(env[read]) - mean) for read, mean, slope in curve.reads)
+                residuals.append(sum(lines, curve.value).sub_(precise(env[curve.node])).neg_())
             for index, head in enumerate(heads):
                 noise = env[head.node.args[0]] - mean_of(evaluation.env[head.node.args[0]])
                 squares[index] = noise.square() / RUNS + squares[index].to(noise)
+    for curve, residuals in zip(curves, left, strict=True):
+        together = torch.stack(residuals)
+        curve.left = (together - together.mean(0)) * math.sqrt(RUNS / (RUNS - 1))
     for head, square in zip(heads, squares, strict=True):
         head.var = F.linear(square, evaluation.parameters[head.node.args[1]].var)
     return products
