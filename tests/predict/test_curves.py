@@ -97,7 +97,8 @@ def test_dropout_around_recurrent_layers(layer, settings):
     model, x = Recurrent(layer, **settings), torch.randn(16, 5, 6)
     found = vp.predict(model, x)
     assert_like_draws(found, drawn(model, x))
-    assert found.linearized
+    assert "recurrent" in {kind for _, kind, _ in found.sources()}
+    assert not found.linearized
 
 
 def test_without_noise_a_recurrent_layer_is_itself():
