@@ -465,11 +465,15 @@ class SingleTrainer(Trainer):
         return started_optimizer(adam, groups, lambda: torch.tensor(0.0, device="cuda"))
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        chosen = decaying_names(self.model) if self.cell.variant == DECAY else []
+        chosen = self._decaying()
         named = dict(self.model.named_parameters())
         decaying = {"params": [named[n] for n in chosen], "weight_decay": self.protocol.weight_decay}
         plain = {"params": [p for n, p in named.items() if n not in chosen], "weight_decay": 0.0}
         return [group for group in (decaying, plain) if group["params"]]
+
+    def _decaying(self) -> list[str]:
+        """The names of the parameters that decay; a benchmark has others decay."""
+        return decaying_names(self.model) if self.cell.variant == DECAY else []
 
     def _placed(self, images: Tensor) -> Tensor:
         images = images.to(next(self.model.parameters()).dtype) if images.is_floating_point() else images
