@@ -7,8 +7,8 @@ from torch import nn
 import varprop as vp
 from varprop.gaussian import activations
 from varprop.gaussian.rectifier import relu_of_sum
-from varprop.predict.adjoint import gram
 from varprop.predict.curves import gelu, rectified, rectified_sum
+from varprop.predict.noise import gram
 
 from .test_predict import assert_like_draws, drawn
 

@@ -20,10 +20,11 @@ from ..graph.program import Program
 from ..graph.tracing import preserved_modes
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, Source, precise
+from .adjoint import MeanEvaluation, precise
 from .compiled import CompiledPredictions
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
+from .noise import ElementNoise, ParameterNoise, ParameterUse, Source
 from .prediction import Prediction, SourceShare, each_tensor
 from .reliability import Grounds, holds
 from .samples import SampleTrace

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from .adjoint import ElementNoise, Source
+from .noise import ElementNoise, Source
 
 DRAWN = ("dropout", "dropout of what varies", "draw")
 

@@ -23,18 +23,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from .adjoint import (
-    ElementNoise,
-    MeanEvaluation,
-    ParameterNoise,
-    ParameterUse,
-    SharedProducts,
-    Source,
-    gram,
-    precise,
-)
+from .adjoint import MeanEvaluation, precise
 from .attention import mean_of
 from .chain import covariance_along_chain, only_input
+from .noise import ElementNoise, ParameterNoise, ParameterUse, SharedProducts, Source, gram
 from .prediction import Prediction
 
 RUNS = 4  # by which correlations of what shared weights read are known: they leave 1 to 2 % of the std to chance
