@@ -113,7 +113,7 @@ class ElementNoise:
         return self.samples.rows(gradient * self.var.sqrt())
 
     def _left_by_positions(self) -> Tensor | None:
-        """What lines leave in some runs, where samples and channels have axes of their own; None elsewhere."""
+        """Remainders of its lines in some runs, if samples and channels have axes of their own; None otherwise."""
         if self.curve is None or self.curve.left is None or self.samples.axis is None:
             return None
         own = self.samples.axis == 0 if self.curve.channels == 1 else self.samples.axis < self.entry.ndim - 1

@@ -60,7 +60,7 @@ def by_convolution_weight(gradient: Tensor, x: Tensor, shape: torch.Size, settin
 
 
 def _windows(values: Tensor, count: Sequence[int], taps: Sequence[int], settings: Convolution) -> Tensor:
-    """What lies in the windows over values, (samples, images, groups, channels and taps, windows).
+    """The values inside each window of a convolution, (samples, images, groups, channels and taps, windows).
 
     Args:
         values: (samples, images, channels, *positions).
