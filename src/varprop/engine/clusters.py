@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..gaussian import quadrature
-from ..gaussian.normal import differentiated, readable, working_dtype
+from ..gaussian.activations import INTEGRATED
+from ..gaussian.normal import Pair, differentiated, readable, working_dtype
 from ..gaussian.quadrature import PANELS, Pointwise, crossings, expectation
 from ..gaussian.rectifier import relu_of_sum
 from ..graph.node import Node, resolve
@@ -197,10 +198,46 @@ class Clusters:
         return operands[0] if len(operands) == 1 and node.args[0] is operands[0] else None
 
     def _closed_form(self, node: Node, x: Moments) -> Moments:
-        function = self.plan.rules[node].function
-        assert function is not None
-        args, kwargs = self.arguments(node, lambda _: x)
-        return Moments(*function(x.mean, x.std, *args[1:], **kwargs))
+        rule, (args, kwargs) = self.plan.rules[node], self.arguments(node, lambda _: x)
+        closed = rule.function
+        assert closed is not None
+        if closed in INTEGRATED:
+
+            def function(x: Tensor) -> Tensor:
+                return self.evaluate([node], node.args[0], x).to(x.dtype)
+
+            def moments(mean: Tensor, std: Tensor) -> Pair:
+                result: Pair = closed(mean, std, *args[1:], **kwargs)
+                return result
+
+            interpolated = self._interpolated([node], function, moments, x.mean, x.std)
+            if interpolated is not None:
+                return interpolated
+        return Moments(*closed(x.mean, x.std, *args[1:], **kwargs))
+
+    def _interpolated(
+        self,
+        path: list[Node],
+        function: Pointwise,
+        moments: Callable[[Tensor, Tensor], Pair],
+        mean: Tensor,
+        std: Tensor,
+    ) -> Moments | None:
+        """Moments of a smooth function at many places, from those at a few; None where there are few or it is not."""
+        if not self.may_interpolate(path, mean, std) or float(std.amin()) <= NARROW:
+            return None
+        dtype = working_dtype(mean.device)
+
+        def curved(m: Tensor, s: Tensor) -> Pair:
+            """The mean less the function at the mean of x, and the variance, both divided by that of x."""
+            first, var = moments(m, s)
+            return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
+
+        interpolated = quadrature.at_many(curved, mean.to(dtype), std.to(dtype))
+        if interpolated is None:
+            return None
+        added, share = (values * std.to(dtype).square() for values in interpolated)
+        return Moments(function(mean.to(dtype).unsqueeze(0)).squeeze(0) + added, share)
 
     def _integrate(self, node: Node, root: Node, moments: Moments) -> Moments:
         """Moments of `node` as a function of `root` alone, which has the given moments."""
@@ -213,17 +250,13 @@ class Clusters:
 
         if self.needs_positive(path, root):
             return _over_lognormal(function, mean, std)
-        if self.may_interpolate(path, mean, std) and float(std.amin()) > NARROW:
 
-            def curved(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-                """The mean less the function at the mean of x, and the variance, both divided by that of x."""
-                first, var = expectation(function, m, s, **self.panels(path, root, m, s))
-                return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
+        def integrals(m: Tensor, s: Tensor) -> Pair:
+            return expectation(function, m, s, **self.panels(path, root, m, s))
 
-            interpolated = quadrature.at_many(curved, mean, std)
-            if interpolated is not None:
-                added, share = (values * std.square() for values in interpolated)
-                return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
+        interpolated = self._interpolated(path, function, integrals, mean, std)
+        if interpolated is not None:
+            return interpolated
         return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std)))
 
     def _drawn(self, root: Node) -> Pointwise | None:

@@ -262,6 +262,10 @@ def logsigmoid(mean: Tensor, std: Tensor) -> Pair:
     return -m, v
 
 
+# smooth ones whose moments are integrals at every place: at many places it is faster to interpolate between a few
+INTEGRATED = frozenset({silu, mish, sigmoid, tanh, erf, atan, softplus, logsigmoid})
+
+
 @in_float64
 def softshrink(mean: Tensor, std: Tensor, lambd: Scalar = 0.5) -> Pair:
     """x -+ lambd beyond +-lambd, 0 between; quadrature, kinks at +-lambd."""
