@@ -164,7 +164,9 @@ CASES = {
     "U-Net, dropout .2, ten pixels": Case(UNet, "denoising", 1, outputs=list(range(300, 310))),
     "regression, dropout .1": Case(lambda: mlp(3, 0.1, 10, 1, 64), "diabetes", 60),
     "MLP 3 x 256, Laplace": Case(lambda: mlp(3, 0.0), "mnist", laplace=True),
-    "ResNet-18, width 32, Laplace": Case(lambda: resnet18(32, 0.0), "cifar10", 6, laplace=True, draws=(16, 64)),
+    "ResNet-18, width 32, Laplace": Case(
+        lambda: resnet18(32, 0.0), "cifar10", 2.05, laplace=True, draws=(16, 64), samples=16
+    ),
     "MLP 3 x 256, input noise .1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=0.1),
     "MLP 3 x 256, input noise 1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=1.0),
     "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=(16, 64)),

@@ -1,6 +1,6 @@
 """How often `Prediction.reliable` is right: samples that it flags, and samples whose std is off by more than 10 %.
 
-    python -m benchmarks.error_marks run RECORDS [--data DIR] [--max-seconds N] [--tiny]
+    python -m benchmarks.error_marks run RECORDS [--data DIR] [--noise weights] [--max-seconds N] [--tiny]
     python -m benchmarks.error_marks show RECORDS      # the table, as Markdown
 
 Small networks are trained on scikit-learn's digits and on MNIST, and predict 16 test samples each under dropout, input
@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +100,23 @@ def plans() -> Iterator[tuple[str, int]]:
     yield from ((name, 0) for name in HELD_OUT if name not in small)
 
 
-def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str, Any]]:
-    """A trained network under every noise: what its mark rests on, and predicted over true std, sample by sample."""
+def has_dropout(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Dropout) for module in model.modules())
+
+
+def measured(
+    name: str, seed: int, task: Task, tiny: bool, noises: Sequence[str] = tuple(LEVELS)
+) -> Iterator[dict[str, Any]]:
+    """A trained network under noises: what its mark rests on, and predicted over true std, sample by sample."""
     data, epochs, build = {**CHOSEN_ON, **HELD_OUT}[name]
     torch.manual_seed(seed)
     model = build()
     train(model, task, epochs if data == "mnist" or tiny else 4 * epochs, tiny)  # of 1,400 images
     draws, samples = (50, 4) if tiny else (DRAWS, SAMPLES)
     x = task.test[SAMPLES * seed : SAMPLES * seed + samples].contiguous()
-    for kind, levels in LEVELS.items():
-        for level in levels:
+    for kind in noises:
+        for level in LEVELS[kind]:
             dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
-            if kind == "dropout" and not dropouts:
-                continue
             for module in dropouts:
                 module.p = level if kind == "dropout" else 0.0
             settings: dict[str, Any] = {"input_var": level**2} if kind == "input" else {}
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "show"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--data")
+    parser.add_argument("--noise", choices=LEVELS, help="one kind alone")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
     parser.add_argument("--tiny", action="store_true", help="a trial of a few steps on digits")
     options = parser.parse_args()
@@ -186,16 +191,22 @@ def main() -> None:
     if options.action == "show":
         print(table(records).markdown())
         return
-    start, done = time.monotonic(), {(r["network"], r["seed"]) for r in records}
+    start, done = time.monotonic(), {(r["network"], r["seed"], r["noise"]) for r in records}
     torch.set_num_threads(1)
     tasks: dict[str, Task] = {}
     for name, seed in plans():
-        if (name, seed) in done or time.monotonic() - start > options.max_seconds:
+        data, _, build = {**CHOSEN_ON, **HELD_OUT}[name]
+        noises = [
+            noise
+            for noise in LEVELS
+            if options.noise in (None, noise) and (noise != "dropout" or has_dropout(build()))
+            if (name, seed, noise) not in done
+        ]
+        if not noises or time.monotonic() - start > options.max_seconds:
             continue
-        data = {**CHOSEN_ON, **HELD_OUT}[name][0]
         if data not in tasks:
             tasks[data] = digits() if data == "digits" else task_of("mnist", options.data, "cpu", options.tiny)
-        found = list(measured(name, seed, tasks[data], options.tiny))
+        found = list(measured(name, seed, tasks[data], options.tiny, noises))
         print(name, seed, f"{time.monotonic() - start:.0f} s", flush=True)
         with options.records.open("a") as file:
             file.writelines(json.dumps(record) + "\n" for record in found)
