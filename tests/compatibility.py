@@ -21,37 +21,40 @@ ROWS = {
     "torch.compile": "one graph without a break, forward and backward, from the first step on",
     "torch.compile, inductor": "the default backend and mode",
     "torch.compile, reduce-overhead": "CUDA graphs",
-    "torch.compile, dynamic": "batches of any size from one graph",
+    "torch.compile, dynamic": "one graph for batches of any size",
     "torch.export": "also after parameters have changed",
-    "AMP": "autocast to bfloat16 and float16, statistics in float32; GradScaler",
+    "AMP": "autocast to bfloat16 and float16 with statistics in float32; GradScaler",
     "DDP": "two processes train like one",
-    "FSDP": "`fully_shard` of the model, of its blocks too; of blocks without the model is refused",
+    "FSDP": "`fully_shard` on the model, or on its blocks and the model; on blocks without the model it is refused",
     "gradient checkpoints": "around blocks, reentrant or not",
-    "functional_call": "other parameters, and statistics that follow from them",
+    "functional_call": "statistics follow from the parameters that are passed",
     "vmap": "over parameters, statistics included",
     "jvp": "forward mode agrees with reverse mode",
     "double backward": "second derivatives, gradient penalties",
-    "forward hooks": "one that changes outputs counts in the statistics if it was there before `vp.normalize`; if it "
-    "was added later its change is applied, and the statistics are those of the model without it",
-    "EMA": "`torch.optim.swa_utils.AveragedModel`: there are no buffers to follow",
-    "deepcopy, pickle": "copies stand on their own; whole models, and state dicts into fresh ones",
-    "ONNX": "`vp.fold(model)`, then export; the normalized model itself is exported with its fold in the graph, "
-    "and with `dynamo=False` refused",
-    "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused. Traced modules inside a "
-    "model stay as they are; one that calls scripted modules is refused",
-    "quantization": "`vp.fold(model)`, then torch.ao.quantization; of the normalized model it is refused",
-    "tensor parallel": "`vp.fold(model)`, then `parallelize_module`; of the normalized model it is refused: train with "
+    "forward hooks": "a hook that changes outputs counts in the statistics if it was registered before `vp.normalize`; "
+    "if it was registered later its change is applied, but the statistics are those of the model without it",
+    "EMA": "`torch.optim.swa_utils.AveragedModel`; there are no buffers to average",
+    "deepcopy, pickle": "copies are independent; whole models, and state dicts into fresh models",
+    "ONNX": "`vp.fold(model)`, then export. The normalized model itself is exported with its fold in the graph; with "
+    "`dynamo=False` it is refused",
+    "torch.jit": "`vp.fold(model)`, then trace; tracing the normalized model is refused. Traced modules inside a "
+    "model stay as they are; a model that calls scripted modules is refused",
+    "quantization": "`vp.fold(model)`, then torch.ao.quantization; refused on the normalized model",
+    "tensor parallel": "`vp.fold(model)`, then `parallelize_module`; refused on the normalized model: train with "
     "`fully_shard`",
     "DataParallel": "refused: use DistributedDataParallel",
     "custom linear layers": "of other libraries and your own, such as `Conv1D` of transformers (GPT-2) and `Linear` of "
-    "PyTorch Geometric: each that multiplies one argument by its `weight`, (out, in) or (in, out), and adds its `bias`",
+    "PyTorch Geometric: any layer that multiplies one argument by its `weight`, (out, in) or (in, out), and adds its "
+    "`bias`",
     "parametrizations": "statistics follow the parametrized weight; `vp.fold` writes it out, with a warning",
-    "computed weights": "layers whose weight a hypernetwork, a property or `functional_call` gives stay plain, with a "
-    "warning",
-    "parts in another dtype": "as a float64 block in a float32 model; a layer whose own parameters differ is refused",
-    "packed sequences": "recurrent layers on packed sequences: each as if it were alone",
-    "Lightning, Trainer, accelerate": "trained as by hand; by the Trainer of transformers saved and loaded too",
-    "Flower": "FedAvg on the parameters, with `vp.unit_norm_` before: there are no buffers",
+    "computed weights": "layers whose weight comes from a hypernetwork, a property or `functional_call` stay plain, "
+    "with a warning",
+    "parts in another dtype": "such as a float64 block in a float32 model; a layer whose own parameters differ is "
+    "refused",
+    "packed sequences": "recurrent layers treat every packed sequence as if it were alone",
+    "Lightning, Trainer, accelerate": "training gives the same result as a loop by hand; the Trainer of transformers "
+    "also saves and loads",
+    "Flower": "FedAvg on the parameters, after `vp.unit_norm_`; there are no buffers",
     "Opacus": "`varprop.opacus.PrivacyEngine`: hooks, functorch, ew, ghost; Poisson sampling, virtual steps",
 }
 # who runs a test, by its markers; the others are run by `make test`
@@ -112,8 +115,8 @@ def page(found: list[Proof]) -> str:
     lines = [
         "# Compatibility",
         "",
-        "What a normalized model works with, and the tests that prove it. Written by `python -m tests.compatibility`",
-        "from the markers of the tests; `.ci/run` runs all of them but those of `make test-gpu`.",
+        "What a normalized model works with, and the tests that prove it. `python -m tests.compatibility` writes",
+        "this page from markers in the tests; `.ci/run` runs all of them except those of `make test-gpu`.",
         "",
         "| with | what holds | proved by | run by |",
         "|---|---|---|---|",
