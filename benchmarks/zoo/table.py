@@ -23,8 +23,8 @@ REST = "torchvision, other"  # segmentation, video, optical flow
 OTHER = ("deeplab", "fcn", "lraspp", "mc3", "mvit", "r2plus1d", "r3d", "raft", "s3d", "swin3d")
 INTRODUCTION = """# The zoo
 
-{total} public models with random weights, in evaluation mode: does every operation on the path of the random input have
-a rule, and how near are the standard deviations to Monte Carlo? Made by
+{total} public models with random weights, in evaluation mode. The sweep asks two things: does every operation on the
+path of the random input have a rule, and how close are the standard deviations to Monte Carlo? It is made by
 
 ```
 make zoo                                   # a .venv-zoo with all packages, the sweep, and this page
@@ -32,32 +32,33 @@ python -m benchmarks.zoo sweep MODEL ...   # some models, with whatever is insta
 python -m benchmarks.zoo table             # this page and docs/results/zoo.json from what has been measured
 ```
 
-on {machine}, with {versions}. A model not measured this time keeps what was found before, on x86_64 or aarch64.
+on {machine}, with {versions}. A model that was not measured this time keeps its earlier result, from x86_64 or aarch64.
 
-*End to end*: captured and propagated without sampling. *Error*: the median over a model's layers of
-|std analytic / std Monte Carlo - 1|, both as root mean squares over a layer's channels of the std over samples and
-positions, for a standard normal input (or tokens of equal probability), {samples} samples. *Positions alike*: the input
-has one mean and variance for all positions of a channel (uniform axes), and so has everything that follows, which takes
-a fraction of a second and knows borders on average only. *Positions apart*: the input's moments are given for every
-pixel, measured where the first is more than 10 % off. Inputs are small where the architecture allows it. Models of
-transformers, diffusers, monai and PyTorch Geometric are small ones of their architecture, plain vision transformers of
-timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations,
-{counted}.
-Seconds are those of capture, of propagation, and of propagation with positions apart.
+- *End to end*: captured and propagated without sampling.
+- *Error*: the median over a model's layers of |std analytic / std Monte Carlo - 1|. Both are root mean squares over a
+  layer's channels of the std over samples and positions, for a standard normal input (or tokens of equal probability)
+  and {samples} samples.
+- *Positions alike*: the input has one mean and variance for all positions of a channel (uniform axes), and so have all
+  results. This takes a fraction of a second and treats borders only on average.
+- *Positions apart*: the input's moments are given for every pixel; measured where the first error is above 10 %.
+
+Inputs are small where the architecture allows it. Models of transformers, diffusers, monai and PyTorch Geometric are
+small ones of their architecture, and plain vision transformers of timm have 4 blocks; all others have their published
+size. Exact, approximate and missing are numbers of operations, counted {counted}.
+Seconds are for capture, propagation, and propagation with positions apart.
 """
 
 
 NORMALIZED = """## Normalized, folded and trained
-{count} of these models, and {drawn} drawn at random, through `vp.normalize`, after parameters that are all 0 or 1
-and the statistics of batch norms have got random values: with `init="preserve"` the function is the one it was,
-`vp.fold` gives the function of the normalized model, before and after a step of training, the loss is
-finite, and no parameter that had a gradient is without one. Differences are the largest of any output, relative to
-its standard deviation, in double precision (in single precision for models above 150 million parameters, and where it
-is written into their code). *Refused*: with one sentence, below. *Too slow here*: not finished within the seconds of
-CPU time listed below, on a machine with two cores; nothing is known of these. *drawn*: models of timm
-that no other table names, each of another family, of at most 40 million parameters, drawn before any of
-them was tried; as they were published. Two of
-them led to changes: one was slow and out of memory, and what is refused took too long.{torch}
+{count} of these models, and {drawn} drawn at random, go through `vp.normalize`, after parameters that are all 0 or 1
+and the statistics of batch norms have been given random values. A model is right if `init="preserve"` keeps its
+function, `vp.fold` gives the function of the normalized model before and after a step of training, the loss is finite,
+and every parameter that had a gradient still has one. Differences are the largest of any output, relative to its
+standard deviation, in double precision (in single precision for models above 150 million parameters, and where the
+model's code requires it). *Refused*: with one sentence, below. *Too slow here*: not finished within the seconds of CPU
+time listed below, on a machine with two cores; nothing is known about these. *drawn*: published timm models that no
+other table names, each of another family and of at most 40 million parameters, drawn before any of them was tried. Two
+of them led to changes: one was slow and ran out of memory, and a refusal took too long.{torch}
 """
 
 
@@ -142,10 +143,10 @@ def page(records: list[Record], times: dict[str, list[float]], normalized: list[
 def _by_torch(records: list[Record]) -> str:
     """How many models were counted with which torch, and what the counts of the others do not know."""
     versions = Counter(record["torch"].partition("+")[0] for record in records if "torch" in record)
-    counts = [f"of {count} models with torch {version}" for version, count in sorted(versions.items())]
+    counts = [f"for {count} models with torch {version}" for version, count in sorted(versions.items())]
     before = len(records) - versions.total()
-    old = [f"of {before} before rectifiers of skips and averages over windows that overlap counted as approximate"]
-    return ", ".join(counts + old * bool(before))
+    old = [f"for {before} before rectifiers of skips and averages over windows that overlap were marked approximate"]
+    return " and ".join(counts + old * bool(before))
 
 
 def _with_torch(names: list[str], normalized: list[Record]) -> str:
