@@ -61,25 +61,25 @@ def data_lines() -> list[str]:
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     """Options of all that trains cells of an experiment."""
     add_device(parser)
-    text = "Runs of each cell, with seeds 0, 1, ...; one by default."
+    text = "Number of runs of each cell, with seeds 0, 1, ...; one by default."
     parser.add_argument("--seeds", type=number(int, 1), help=text)
     parser.add_argument("--epochs", type=number(int, 1), help="Epochs of training, instead of the experiment's own.")
     text = (
-        "Upper bound of the learning rate search, instead of 1e-2; several times for several bounds. Without, "
+        "Upper bound of the learning rate search, instead of 1e-2. Repeat for several bounds. By default "
         "`compare` moves it up as long as the best rate lies there."
     )
     parser.add_argument("--lr-max", type=number(float, 1e-5, 10.0), action="append", metavar="RATE", help=text)
     add_root(parser)
     add_out(parser, "runs")
     add_resume(parser)
-    text = "Delete the run that is in the folder of the results, and start anew."
+    text = "Delete the run in the folder of the results and start again."
     parser.add_argument("--overwrite", action="store_true", help=text)
     text = "Write event files to OUT/tensorboard as well (extra `tracking`)."
     parser.add_argument("--tensorboard", action="store_true", help=text)
-    text = "Stop at the next piece after this time; --resume goes on from there."
+    text = "Stop at the next finished piece after this time; --resume continues from there."
     parser.add_argument("--max-seconds", type=number(float, 0.0), default=math.inf, metavar="SECONDS", help=text)
     text = (
-        "Run on Ray: the address of a cluster, `auto` for the one this machine is in, or `local` (extra `ray`). "
+        "Run on Ray: the address of a cluster, `auto` for the cluster of this machine, or `local` (extra `ray`). "
         "Networks that are trained together are one task."
     )
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
@@ -120,7 +120,7 @@ def unused(folder: Path) -> Path:
 
 NAMES = (
     "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum, "
-    "overfitting, still-mnist, reparametrized; relu (a figure, nothing is trained); claims (the verdicts on what lies "
+    "overfitting, still-mnist, reparametrized; relu (a figure, without training); claims (the verdicts on the runs "
     "in the folder of the results); all."
 )
 
@@ -130,18 +130,18 @@ def _add_reproduce(commands: Any) -> None:
     parser = add_command(commands, "reproduce", reproduce, text)
     parser.add_argument("names", nargs="+", metavar="NAMES", help=NAMES).known = known_names  # type: ignore[attr-defined]
     _add_run_options(parser)
-    text = "Train so many networks at once, each in a process of its own."
+    text = "Number of networks to train at once, each in its own process."
     parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
     parser.add_argument("--methods", metavar="NAMES", help=f"Only these of {','.join(METHODS)}.")
     parser.add_argument("--starts", metavar="NAMES", help=f"Only these of {','.join(ALL_STARTS)}.")
     text = (
-        "For the learning rate: brent is the paper's; grid+brent looks around first; grid+brent+bound, the default, "
-        "also tries the bound where the best rate lies next to it."
+        "Search of the learning rate: brent is the paper's; grid+brent evaluates grids first; grid+brent+bound, the "
+        "default, also tries the bound where the best rate lies next to it."
     )
     parser.add_argument("--search", choices=("brent", "grid+brent", "grid+brent+bound"), help=text)
-    text = "Of BN from bn and AP2 from ap2: original, as in the paper, or those all others get there."
+    text = "Weights of BN from bn and AP2 from ap2: original, as in the paper, or converted, as for all other methods."
     parser.add_argument("--own-weights", choices=("original", "converted"), help=text)
-    text = "How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."
+    text = "How AP2 treats zeros around images: pooled over positions, or plain, by the paper's sums."
     parser.add_argument("--borders", choices=("pooled", "plain"), help=text)
     text = "Compile networks on a GPU (noisy-cifar10)."
     parser.add_argument("--compile", action="store_const", const=True, dest="compiled", help=text)
@@ -202,18 +202,18 @@ def reproduce(options: argparse.Namespace) -> None:
 
 
 def _add_compare(commands: Any) -> None:
-    text = "Compare normalizations of your own model: equal starts, and a learning rate found for each."
+    text = "Compare normalizations of your own model, from equal starts and with a learning rate searched for each."
     parser = add_command(commands, "compare", compare, text)
     text = (
-        "mnist, cifar10, digits; a folder of pictures with a folder for each class, in folders train and test or "
-        "without; an .npz file with train_x, train_y, test_x and test_y; or path.py:function, which returns training "
+        "mnist, cifar10, digits; a folder of pictures with a folder for each class, optionally in folders train and "
+        "test; an .npz file with train_x, train_y, test_x and test_y; or path.py:function, which returns training "
         "inputs, training targets, test inputs and test targets as tensors or NumPy arrays, or one or two torch "
         "Datasets. Inputs are images (N, C, H, W), other floats (N, ...) or tokens (integers), targets classes."
     )
     parser.add_argument("--dataset", required=True, help=text)
-    text = "path.py:function, which returns the plain model, an nn.Module; its batch norms are left out."
+    text = "path.py:function, which returns the plain model, an nn.Module; its batch norms are removed."
     parser.add_argument("--model", required=True, help=text)
-    text = "Separated by commas; also layer, group."
+    text = "Normalizations, separated by commas; also layer, group."
     parser.add_argument("--methods", metavar="NAMES", default=",".join(METHODS), help=text)
     text = "Starting points, separated by commas; also orthogonal."
     parser.add_argument("--starts", metavar="NAMES", default=",".join(STARTS), help=text)
@@ -226,8 +226,8 @@ def _add_compare(commands: Any) -> None:
     parser.add_argument("--flip", action="store_true", help="Mirror half of the images.")
     text = "Variance of the noise on pixels in [0, 1]."
     parser.add_argument("--noise", type=number(float, 0.0), default=0.0, metavar="VARIANCE", help=text)
-    parser.add_argument("--batch-size", type=number(int, 2), default=128, help="Samples in a step.")
-    text = "Train cell by cell: for models too large for an ensemble; done by itself for those that cannot be stacked."
+    parser.add_argument("--batch-size", type=number(int, 2), default=128, help="Samples per step.")
+    text = "Train cell by cell: for models too large for an ensemble; automatic for models that cannot be stacked."
     parser.add_argument("--one-at-a-time", action="store_true", help=text)
     _add_run_options(parser)
 
@@ -269,19 +269,19 @@ def compare(options: argparse.Namespace) -> None:
 def _add_bench(commands: Any) -> None:
     text = "Measure training steps with each normalization side by side: time, memory, kernels."
     parser = add_command(commands, "bench", bench, text)
-    text = "cifar, mlp, resnet50, unet; separated by commas. On a CPU the first two."
+    text = "cifar, mlp, resnet50, unet; separated by commas. By default all, on a CPU the first two."
     parser.add_argument("--cases", metavar="NAMES", help=text)
-    text = "eager, compiled, captured; separated by commas. On a CPU the first."
+    text = "eager, compiled, captured; separated by commas. By default all, on a CPU the first."
     parser.add_argument("--modes", metavar="NAMES", help=text)
     text = (
         "none, none-no-bias, weight, batch, group, layer, analytic; separated by commas. By default all, except where "
         "compiling them would take too long."
     )
     parser.add_argument("--variants", metavar="NAMES", help=text)
-    parser.add_argument("--rounds", type=number(int, 1), help="Turns of every variant.")
-    parser.add_argument("--seconds", type=number(float, 1e-3), default=0.5, help="For all turns of one cell.")
+    parser.add_argument("--rounds", type=number(int, 1), help="Number of turns of every variant.")
+    parser.add_argument("--seconds", type=number(float, 1e-3), default=0.5, help="Time for all turns of one cell.")
     parser.add_argument(
-        "--max-seconds", type=number(float, 1.0), metavar="SECONDS", help="Begin nothing new after that."
+        "--max-seconds", type=number(float, 1.0), metavar="SECONDS", help="Start no new measurement after this time."
     )
     add_device(parser)
     add_out(parser, "runs/bench")
@@ -314,9 +314,9 @@ def bench(options: argparse.Namespace) -> None:
 def _add_data(commands: Any) -> None:
     group = commands.add_parser("data", help="Data sets.", description="Data sets.")
     group.set_defaults(run=None, parser=group)
-    text = """Fetch data sets from their official sources, check them, and lay them down in their official layout.
+    text = """Fetch data sets from their official sources, check them, and store them in their official layout.
 
-What is there already is left alone."""
+Existing data sets are left alone."""
     parser = add_command(group.add_subparsers(metavar="COMMAND"), "get", get_data, text)
     parser.add_argument("names", nargs="+", metavar="NAMES", help="mnist, cifar10")
     add_root(parser)

@@ -26,15 +26,15 @@ EXTRAS = {
 FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")  # `inspect` may ask for them
 
 
-TEXT = """Show versions, devices, extras and data: what to look at first when something does not work.
+TEXT = """Show versions, devices, extras and data: the first thing to check when something does not work.
 
-With TARGET also how vp.normalize would treat its layers: which share one fold, which do not, and why."""
+With TARGET it also shows how vp.normalize would treat its layers: which share one fold, which do not, and why."""
 
 
 def add_to(commands: Any) -> None:
     """Add ``doctor`` to the commands."""
     parser = add_command(commands, "doctor", doctor, TEXT)
-    parser.add_argument("target", metavar="TARGET", nargs="?", help=f"A model to look at: {TARGET}")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help=f"A model to examine: {TARGET}")
     add_shape(parser)
 
 

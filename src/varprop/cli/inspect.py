@@ -22,23 +22,23 @@ TARGET = (
     "config.json)."
 )
 SHAPE = (
-    "Shape of one input without the batch axis, such as 3,224,224; 128 tokens: 128. Several times for several inputs."
+    "Shape of one input without the batch axis, such as 3,224,224, or 128 for 128 tokens. Repeat for several inputs."
 )
 DATA = (
-    "A folder of pictures, or mnist, cifar10, digits: the mean and std are measured on it; where --mean and --std are "
-    "given, its channels are brought to them."
+    "A folder of pictures, or mnist, cifar10, digits. Mean and std of the input are measured on it; with --mean and "
+    "--std its channels are scaled to these."
 )
 POSITIONS = (
-    "Follow every position of an image by itself instead of one for all: right at borders and behind averages too, but "
-    "slower."
+    "Compute statistics for every position of an image instead of one for all: slower, but right at borders and behind "
+    "averages too."
 )
 COVARIANCE = (
-    "Follow the covariance of all units, from that of --data: for trained networks, whose units are far from "
-    "independent, of up to a few thousand units a layer."
+    "Follow the covariance of all units, starting from that of --data. For trained networks, whose units are far from "
+    "independent, with up to a few thousand units per layer."
 )
 AGAINST = (
-    "Compare with an earlier state: a file of weights, or `fresh` for the model as built, without --weights; `init` "
-    "compares with the same weights after vp.init_."
+    "Compare with another state: a file of earlier weights, `fresh` for the model as built, without --weights, or "
+    "`init` for the same weights after vp.init_."
 )
 LOG_SECONDS = 2.0  # between two lines of progress in a log, at least
 FRESH, INIT = "fresh", "init"
@@ -52,28 +52,30 @@ def add_to(commands: Any) -> None:
     parser = add_command(commands, "inspect", inspect, TEXT)
     parser.add_argument("target", metavar="TARGET", help=TARGET)
     add_shape(parser)
-    text = "Mean of what enters the model: one number, or one a channel."
+    text = "Mean of the model's input: one number, or one per channel."
     parser.add_argument("--mean", metavar="NUMBERS", help=text)
-    parser.add_argument("--std", metavar="NUMBERS", help="Its standard deviation, likewise.")
+    parser.add_argument("--std", metavar="NUMBERS", help="Standard deviation of the input, likewise.")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="Weights to load: a safetensors or torch file.")
     parser.add_argument("--data", help=DATA)
-    text = "Measure the same numbers on the data, or on Gaussian inputs without it."
+    text = "Also measure the same numbers, on --data or else on Gaussian inputs."
     parser.add_argument("--check", action="store_true", help=text)
     parser.add_argument("--samples", type=number(int, 16), default=64, help="How many inputs --check runs.")
     parser.add_argument("--positions", action="store_true", help=POSITIONS)
     parser.add_argument("--covariance", choices=("full",), help=COVARIANCE)
     parser.add_argument("--against", metavar="STATE", help=AGAINST)
-    text = "Write a page to open in a browser, one file without links."
+    text = "Write an HTML page, one self-contained file."
     parser.add_argument("--html", type=Path, metavar="FILE", help=text)
     text = "With --against: both states in one picture (.png, .svg, .pdf)."
     parser.add_argument("--figure", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", metavar="FILE", help="Write everything as JSON; - for standard output.")
     text = "Write activation ranges and bias corrections for rounded weights as JSON."
     parser.add_argument("--quantization", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--bits", type=number(int, 2, 16), default=8, help="Of the weights, for --quantization.")
-    text = "Of the random weights, and of the inputs that --check draws."
+    parser.add_argument(
+        "--bits", type=number(int, 2, 16), default=8, help="Bits of the rounded weights, for --quantization."
+    )
+    text = "Seed of the random weights, and of the inputs that --check draws."
     parser.add_argument("--seed", type=number(int, 0), default=0, help=text)
-    text = "The deepest level of modules in the table, the model itself being level 0."
+    text = "The deepest level of modules in the table; the model itself is level 0."
     parser.add_argument("--depth", type=number(int, 0), help=text)
     add_root(parser)
 

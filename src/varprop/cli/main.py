@@ -60,8 +60,8 @@ def make_parser() -> Parser:
     parser = Parser("varprop", description=ABOUT)
     parser.set_defaults(run=None, parser=parser)
     parser.add_argument("--version", action="version", version=doctor.own_version(), help="Print the version and exit.")
-    parser.add_argument(DEBUG, action="store_true", help="Show the traceback of an error; may stand anywhere.")
-    text = 'Print what makes bash complete commands and options: eval "$(varprop --show-completion)".'
+    parser.add_argument(DEBUG, action="store_true", help="Show the traceback of an error; accepted anywhere.")
+    text = 'Print the script for completion in bash; use it by eval "$(varprop --show-completion)".'
     parser.add_argument("--show-completion", action="version", version=SHELL_SCRIPT, help=text)
     commands = parser.add_subparsers(metavar="COMMAND")
     if lab() is not None:

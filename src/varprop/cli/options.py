@@ -102,7 +102,7 @@ def listed(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
 
 def add_root(parser: argparse.ArgumentParser) -> None:
     """Add ``--root``, the folder of the data."""
-    text = "Folder of the data; otherwise $VARPROP_DATA or the user's cache directory."
+    text = "Folder of the data; by default $VARPROP_DATA or the user's cache directory."
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=text)
 
 
@@ -119,7 +119,7 @@ def add_out(parser: argparse.ArgumentParser, default: str) -> None:
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add ``--resume``."""
-    text = "Continue what was begun in the folder of the results."
+    text = "Continue the run in the folder of the results."
     parser.add_argument("--resume", action="store_true", help=text)
 
 
