@@ -785,9 +785,10 @@ def quality_tables(records: list[dict[str, Any]]) -> list[Table]:
 def page(records: list[dict[str, Any]]) -> str:
     """All tables."""
     about = (
-        "[Error bars](../predict.md) explains the columns. Classifiers: the MLP with dropout .5 on MNIST, three seeds, "
-        "the ResNet-18 of width 32 with dropout .3 on CIFAR-10, two. AURC: the area under the curve of errors over the "
-        "share of images kept, the surest first. AUROC: shifted images told from test images. Diabetes: ten splits."
+        "[Error bars](../predict.md) explains the columns. The classifiers are the MLP with dropout .5 on MNIST "
+        "(three seeds) and the ResNet-18 of width 32 with dropout .3 on CIFAR-10 (two seeds). AURC is the area under "
+        "the curve of the error over the share of images kept, most certain first. AUROC measures how well shifted "
+        "images are told from test images. Diabetes has ten splits."
     )
     command = "`python -m benchmarks.error_bars show docs/results/error_bars.jsonl` writes this page."
     return "\n\n".join(["# All tables of error bars", command, about, show(records).strip()]) + "\n"

@@ -38,9 +38,9 @@ from varprop_lab.store import WITHOUT_CELLS, Run, read_runs, write_tables
 
 _HEADER = """# Experiments
 
-Written by `python -m benchmarks.paper_page docs/results` from the records beside it; every number here comes from them.
-Commands are shown as they were typed; `python -m varprop.cli` is `varprop` today.
-The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
+Written by `python -m benchmarks.paper_page docs/results`. Every number comes from the records beside this page.
+Commands are shown as they were typed; `python -m varprop.cli` is now `varprop`.
+The method is that of "How (Not) to Make a Comparison" and "Experiments" in the paper.
 """
 # The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
 _SITTING = {
@@ -61,9 +61,9 @@ _METRICS: tuple[tuple[Metric, float], ...] = (
     (lambda outcome: math.inf if outcome.diverged else 1.0 - outcome.test_accuracy, 100.0),
 )
 _REGRET = """
-Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
-known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
-from that of the seeds; where one search was made, nothing is known of it.
+Search regret: by which share the loss of the search at the chosen rate is above the lowest loss known for the same cell
+at any rate up to the bound, from the searches at all bounds; the mean and the largest. It is noise of the search, and
+comes on top of that of the seeds. Where only one search was made, it is not known.
 """
 
 

@@ -154,10 +154,10 @@ def markdown(results: Mapping[str, Cells]) -> str:
     headings = ("cells", "search", "evaluations", "mean regret", "largest", "above 2 %")
     return (
         "# Searches for the learning rate\n\n"
-        "Written by `python -m benchmarks.search_study --out docs/results` from search.json, which says how its cells "
-        "were compared. The regret of a search is the share by which the loss at the rate it chose lies above the "
+        "Written by `python -m benchmarks.search_study --out docs/results` from search.json, which says how its "
+        "cells were compared. The regret of a search is the share by which the loss at its chosen rate is above the "
         "lowest loss of the same cell at any rate that any search here tried. All evaluations of a cell see the same "
-        "samples in the same order. The sizes of grid+brent's grids were chosen among four on the digits of seed 0.\n\n"
+        "samples in the same order. The grid sizes of grid+brent were chosen among four on the digits of seed 0.\n\n"
         f"{Table('', headings, rows, left=headings[:2]).markdown()}\n"
     )
 

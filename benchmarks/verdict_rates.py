@@ -83,9 +83,10 @@ def page(draws: int = DRAWS) -> str:
     return (
         "# Verdicts where there is nothing to find\n\n"
         "Written by `python -m benchmarks.verdict_rates docs/results/verdict_rates.md`. All methods and "
-        f"starts have one distribution (mean 1, {COMMON:g} between seeds, {OWN:g} between runs of a seed), {SEEDS} "
-        f"seeds; {draws} draws. A single comparison at the 5 % level gives 2.5 % each. Claims that two things are "
-        "alike, or one at most a little above the other, are true there: of these the last column counts.\n\n"
+        f"starts have the same distribution (mean 1, standard deviation {COMMON:g} between seeds and {OWN:g} between "
+        f"runs of a seed), {SEEDS} seeds; {draws} draws. A single comparison at the 5 % level gives 2.5 % in either "
+        "column. Claims that two things are alike, or that one is at most a little above the other, are true here; "
+        "for them only the last column is an error.\n\n"
         f"{table}\n"
     )
 

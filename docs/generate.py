@@ -131,9 +131,10 @@ def rules_page() -> str:
     lines += [
         f"The {len(registered())} operations with a rule, what it computes, and how exact that is.",
         "",
-        "*Exact* means: up to rounding, if the elements of what it reads are independent and, for functions that are "
-        "not linear, Gaussian. `vp.coverage(model, example)` says the same of your model, and "
-        "[limitations](limitations.md) what can make a result approximate. " + WRITTEN.format("the registry of rules"),
+        "*Exact* means exact up to rounding, if the elements of the input are independent and, for functions that are "
+        "not linear, Gaussian. `vp.coverage(model, example)` says the same of your model; "
+        "[limitations](limitations.md) lists what can make a result approximate. "
+        + WRITTEN.format("the registry of rules"),
         "",
     ]
     for title, rows in families.items():
@@ -200,7 +201,7 @@ def limitations_page() -> str:
     lines = ["# Limitations", "", "What can make a propagated mean or variance approximate.", ""]
     lines += [
         "A result is marked `approximate` wherever one of these holds; `vp.coverage`, `vp.propagate` and `vp.inspect` "
-        "name it with the operation and the source line. What no mark can tell is how far the two assumptions carry: "
+        "name the reason with operation and source line. No mark can tell how well the two assumptions hold: see "
         "[what is exact, and when it is not](../exact.md). " + WRITTEN.format("the registry of rules and the engine"),
         "",
         "## Whatever the operation",
@@ -218,7 +219,7 @@ def limitations_page() -> str:
     lines += [
         "## Operations with a rule for some arguments only",
         "",
-        'With others they count as missing: `vp.MissingRule` says so, and `on_missing="sample"` estimates them.',
+        'With others they count as missing: `vp.MissingRule` names them, and `on_missing="sample"` estimates them.',
         "",
         ", ".join(f"`{name}`" for name in partial) + ".",
         "",
@@ -237,12 +238,14 @@ def activations_page() -> str:
     lines += [
         "What an activation behind layers of unit variance does to a signal, its gradients and its correlations.",
         "",
-        "Units before it are b + σ Z. *v* is the variance after it, *λ* what is left behind the next layer of a small "
-        "error of scale, *χ* what squared gradients are multiplied by on the way back through that layer, which takes "
-        "means off; *c(.5)* and *c(.99)* are the correlations after it of two samples with correlation .5 and .99 "
-        "before. χ is the slope of c at 1. The first columns have b = 0 and σ = 1, the next the first shift, the last "
-        "the shift and deviation with which `vp.init_` starts chains so deep, where λ ≤ 1 and χ to the power of the "
-        "depth is at most 1.5, or e with a kink at 0, as far as that is possible; the slope of a jump counts as 0. "
+        "The units before the activation are b + σ Z. *v* is the variance behind it. *λ* is the share of a small error "
+        "of scale that remains behind the next layer. *χ* is the factor of squared gradients on the way back through "
+        "that layer, which subtracts means. *c(.5)* and *c(.99)* are the correlations behind the activation of two "
+        "samples with correlation .5 and .99 before it; χ is the slope of c at 1.",
+        "",
+        "The first columns have b = 0 and σ = 1, the next the first shift, and the last the shift and deviation with "
+        "which `vp.init_` starts chains of that depth. There λ ≤ 1, and χ to the power of the depth is at most 1.5, or "
+        "e with a kink at 0, as far as that is possible. The slope of a jump counts as 0. "
         "[What follows from it](../initialization.md). "
         + WRITTEN.format("the moments that the registered rules compute"),
         "",

@@ -24,12 +24,12 @@ from . import batch_norm, comparisons, training  # noqa: F401  (their claims reg
 from .evidence import REGISTERED, Claim, Evidence, judged
 
 RULE = (
-    "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
-    "for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed when "
-    "every seed passes it, and failed when every seed fails it, so that more seeds decide more differences and put "
-    "thresholds to a harder test. Whatever is not decided so is within noise. A claim of several parts holds when all "
-    "of them hold, and does not hold when one of them fails at the 5 % level divided by the number of parts; how often "
-    "a claim fails or holds where there is no difference at all stands in docs/results/verdict_rates.md. "
+    "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's "
+    "t for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed "
+    "when every seed passes it, and failed when every seed fails it. So more seeds decide more differences and make "
+    "thresholds harder to pass. Whatever is not decided by this is within noise. A claim of several parts holds when "
+    "all of them hold, and does not hold when one of them fails at the 5 % level divided by the number of parts. "
+    "docs/results/verdict_rates.md says how often a claim fails or holds where there is no difference at all. "
     "Numbers are mean ± standard deviation over seeds."
 )
 # In the order of the paper: background, advantages, lengths of steps, MNIST, with noise, conclusion.
