@@ -312,7 +312,7 @@ def _higher(sample: Sample, compared: Sample, name: str) -> str:
     "ap2-batch-size-training",
     "AP2 does not depend on the batch size: small ones do not harm convergence",
     f"With batches of 4 and of 16 its final running training loss is at most {AS_GOOD:.0%} above that with 128, with "
-    "the noise to spare. All see equally many samples.",
+    "the noise to spare. All runs see the same number of samples.",
     "small-batches/batch-size-training",
     cases=SMALL_BATCHES,
     method="analytic",
@@ -334,7 +334,7 @@ def _higher(sample: Sample, compared: Sample, name: str) -> str:
     "bn-batch-size-training",
     "BN's batch size affects convergence: it loses with batches of 4 and of 16",
     "Its final running training loss is higher with batches of 4, and of 16, than with 128, by more than the noise. "
-    "All see equally many samples.",
+    "All runs see the same number of samples.",
     "small-batches/batch-size-training",
     cases=SMALL_BATCHES,
     method="batch",

@@ -30,6 +30,7 @@ RULE = (
     "thresholds harder to pass. Whatever is not decided by this is within noise. A claim of several parts holds when "
     "all of them hold, and does not hold when one of them fails at the 5 % level divided by the number of parts. "
     "docs/results/verdict_rates.md says how often a claim fails or holds where there is no difference at all. "
+    "A limit is kept 'with the noise to spare' when the interval lies entirely below it. "
     "Numbers are mean ± standard deviation over seeds."
 )
 # In the order of the paper: background, advantages, lengths of steps, MNIST, with noise, conclusion.

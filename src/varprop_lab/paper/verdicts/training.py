@@ -270,10 +270,10 @@ ROUGHER = 2.0
 SAME_TRAINING = 1e-3  # of the loss
 SPANS: tuple[tuple[str, Span], ...] = (("in epochs 1 to 10", EARLY), ("after epoch 10", LATE))
 _EVALUATION = (
-    "Per seed, on MNIST: the gap is evaluation-mode training loss / running training loss - 1, the lag of the running "
-    "mean (0.43 epochs) taken out; its size, either way and by the mean of the logarithm over these epochs, must be "
-    f"more than {EVALUATION_GAP:.0%}, and the evaluation-mode loss more than {ROUGHER:g} times as rough as the running "
-    f"one ({ROUGH}). 'Above' or 'below' is by the median. Other starts are given for comparison."
+    "Per seed, on MNIST: the gap is evaluation-mode training loss / running training loss - 1, corrected for the lag "
+    "of the running mean (0.43 epochs). Its size, of either sign and by the mean of the logarithm over these epochs, "
+    f"must be more than {EVALUATION_GAP:.0%}, and the evaluation-mode loss more than {ROUGHER:g} times as rough as "
+    f"the running one ({ROUGH}). 'Above' or 'below' is by the median. Other starts are given for comparison."
 )
 _BETTER = "From init = BN BN's evaluation is better than its batch performance:"
 _NEGATIVE = (
@@ -372,8 +372,8 @@ def _smaller_momentum_helps(evidence: Evidence) -> Judgement:
     "recurrent",
     "There is no limitation to apply AP2 in recurrent networks",
     f"In the recurrent network, from each of the three starts, every seed {TRAINED_RULE}; and its loss on the training "
-    f"set in evaluation mode is away from the running loss by at most {EVALUATION_GAP:.0%}, its lag taken out, in "
-    "epochs 1 to 10 and after them. (All methods pass the first, BN fails the second.)",
+    f"set in evaluation mode differs from the running loss, corrected for its lag, by at most "
+    f"{EVALUATION_GAP:.0%} in epochs 1 to 10 and after them. (All methods pass the first, BN fails the second.)",
     "recurrent/training",
 )
 def _analytic_in_recurrent(evidence: Evidence) -> Judgement:
@@ -386,7 +386,7 @@ def _analytic_in_recurrent(evidence: Evidence) -> Judgement:
     "bn-recurrent",
     "BN's application to recurrent networks is problematic",
     "In the recurrent network, from every start and in every seed, the loss on the training set in evaluation mode "
-    f"is more than {EVALUATION_GAP:.0%} above the running loss after epoch 10, its lag taken out.",
+    f"is more than {EVALUATION_GAP:.0%} above the running loss, corrected for its lag, after epoch 10.",
     "recurrent/training",
     cases=STARTS,
 )
