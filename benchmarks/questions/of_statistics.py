@@ -90,7 +90,7 @@ def is_far(arm: str, epoch: int, limit: float) -> Rule:
 
 
 def is_nearer(first: tuple[str, int], second: tuple[str, int]) -> Rule:
-    """The rule that the farthest layer of an arm after an epoch is nearer than that of another."""
+    """The rule that the worst layer of an arm after an epoch is nearer than that of another."""
 
     def rule(records: Records) -> Judgement:
         near, far = (records.of(arm, farthest(epoch)) for arm, epoch in (first, second))
@@ -105,7 +105,7 @@ def _claims_of_truth(arm: str) -> Claims:
         f"{arm}: after one epoch some layer is off by more than {FAR} times",
         is_far(arm, 1, FAR),
     )
-    yield f"{arm}: the farthest layer is nearer after one epoch than at the end", is_nearer((arm, 1), (arm, -1))
+    yield f"{arm}: the worst layer is closer after one epoch than at the end", is_nearer((arm, 1), (arm, -1))
 
 
 TRUTH_ARMS = (
@@ -209,7 +209,7 @@ CORRELATIONS = Question(
     (
         (f"with all covariances every layer is within {NEAR} times at the end", is_near(FULL, -1)),
         (
-            "they are nearer than variances alone, in the farthest layer, at the end",
+            "they are closer than variances alone, in the worst layer, at the end",
             is_nearer((FULL, -1), (DIAGONAL, -1)),
         ),
         ("they have a lower training loss", is_lower(((FULL, TRAINED), (DIAGONAL, TRAINED)))),
@@ -316,7 +316,7 @@ def _claims_of_frozen() -> Any:
         for kind, name in (("training", TRAINED), ("validation", "valid_loss")):
             yield f"{FOLLOWED} has a lower {kind} loss than {arm}", is_lower(((FOLLOWED, name), (arm, name)))
     yield (
-        f"{FOLLOWED} is nearer to the truth than {FIRST}, in the farthest layer, at the end",
+        f"{FOLLOWED} is closer to the truth than {FIRST}, in the worst layer, at the end",
         is_nearer((FOLLOWED, -1), (FIRST, -1)),
     )
 
@@ -449,7 +449,7 @@ CASES = [(factor, kept) for kept in (True, False) for factor in (FACTOR, 1 / FAC
 def _claims_of_overestimated() -> Claims:
     for factor, kept in CASES:
         arm = overestimated_arm(factor, kept)
-        yield f"{arm}: at one rate, {ONE_RATE:g}, it is faster than with right ones", _is_faster(arm)
+        yield f"{arm}: at one rate, {ONE_RATE:g}, it is faster than with the predicted one", _is_faster(arm)
     for factor, kept in CASES:
         arm = overestimated_arm(factor, kept)
         yield f"{arm}: each at the best of five rates they are alike, within {LOSS_TOLERANCE:.0%}", _is_alike(arm)

@@ -205,7 +205,7 @@ def drop_unseen(share: float, model: nn.Module, task: Task, seed: int) -> nn.Mod
 
 
 def _claims_of_dropout(share: float) -> Claims:
-    for name, arm in (("statistics that do not know of it", outside(share)), ("no dropout", NONE)):
+    for name, arm in (("statistics that ignore it", outside(share)), ("no dropout", NONE)):
         for kind, curve_name in (("training", TRAINED), ("validation", "valid_loss")):
             rule = is_lower(((inside(share), curve_name), (arm, curve_name)))
             yield f"dropout {share} in the statistics has a lower {kind} loss than {name}", rule

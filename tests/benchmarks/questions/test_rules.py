@@ -101,10 +101,10 @@ def test_whether_the_prediction_is_true(before, claim, expected):
 def test_whether_it_gets_worse(ends, expected):
     arm = of_statistics.TRUTH_ARMS[2].name
     runs = [run(arm, seed, ratios=((1.0,), (2.0,), (end,))) for seed, end in enumerate(ends)]
-    assert verdict(of_statistics.TRUTH, f"{arm}: the farthest layer", runs) == expected
+    assert verdict(of_statistics.TRUTH, f"{arm}: the worst layer", runs) == expected
     runs += [run(of_statistics.FULL, seed, ratios=((1.0,), (1.0,))) for seed in range(3)]
     runs += [run(of_statistics.DIAGONAL, seed, ratios=((1.0,), (end,))) for seed, end in enumerate((2.0, 2.1, 2.2))]
-    assert verdict(of_statistics.CORRELATIONS, "nearer than variances alone", runs) == HOLDS
+    assert verdict(of_statistics.CORRELATIONS, "closer than variances alone", runs) == HOLDS
     assert verdict(of_statistics.CORRELATIONS, "within 1.1 times at the end", runs) == HOLDS
 
 
