@@ -312,7 +312,7 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def _add_data(commands: Any) -> None:
-    group = commands.add_parser("data", help="Data sets.", description="Data sets.")
+    group = commands.add_parser("data", help="Fetch data sets.", description="Fetch data sets.")
     group.set_defaults(run=None, parser=group)
     text = """Fetch data sets from their official sources, check them, and store them in their official layout.
 

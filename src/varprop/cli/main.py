@@ -14,7 +14,7 @@ import varprop as vp
 from . import doctor, inspect
 from .options import Parser, Stopped, lab
 
-ABOUT = "Fair comparison of normalizations, and the experiments of the paper on analytic variance propagation."
+ABOUT = "Inspect models without data, compare normalizations fairly, and repeat the experiments of the paper."
 DEBUG = "--debug"
 FAILED = 2
 LAB_COMMANDS = ("demo", "reproduce", "compare", "bench", "data")  # come with the lab
