@@ -37,7 +37,7 @@ def recompose(graph: fx.Graph) -> None:
                 with graph.inserting_before(node):
                     call = _inserted(graph, node, match)
                 node.replace_all_uses_with(call)
-                _erase_unused(graph, [node])
+                _erase_unused(graph, node)
 
 
 def _inserted(graph: fx.Graph, node: fx.Node, match: tuple[Any, ...]) -> fx.Node:
@@ -66,22 +66,18 @@ def _signed_size(node: fx.Node) -> tuple[Any, ...] | None:
     for sign, size in permutations(_operands(node, aten.mul)):
         size = size.args[0] if _is(size, aten.relu) else size
         if _is(sign, aten.sign) and _is(size, aten.abs) and _same(size.args[0], sign.args[0]):
-            return (aten.alias.default, sign.args[0]) if _averages_even_powers(sign.args[0]) else None
+            average = sign.args[0]
+            pools = _is(average, aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
+            _, power = _operands(average.args[0], aten.pow) if pools else (None, None)
+            even = isinstance(power, (int, float)) and power % 2 == 0
+            return (aten.alias.default, average) if even else None
     return None
-
-
-def _averages_even_powers(node: Any) -> bool:
-    if not any(_is(node, pool) for pool in (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)):
-        return False
-    _, power = _operands(node.args[0], aten.pow)
-    return isinstance(power, (int, float)) and power % 2 == 0
 
 
 def _truth(node: fx.Node) -> tuple[Any, ...] | None:
     """x.bool() of floating point numbers, which asks whether they differ from zero; other casts copy."""
     value = node.meta.get("val")
-    cast = _is(node, aten._to_copy) or _is(node, aten.to)
-    if not cast or not isinstance(value, torch.Tensor) or value.dtype is not torch.bool:
+    if not _is(node, aten._to_copy, aten.to) or not isinstance(value, torch.Tensor) or value.dtype is not torch.bool:
         return None
     return (aten.ne.Scalar, node.args[0], 0) if _is_floating(node.args[0]) else None
 
@@ -103,10 +99,10 @@ def _length(node: fx.Node) -> tuple[Any, ...] | None:
     """torch.linalg.norm where it is the norm of vectors: along one axis, or of no order over all that are given."""
     if node.target is not aten.linalg_norm.default or "dtype" in node.kwargs:
         return None
-    order, dims, keepdim = (*node.args[1:4], *(None, None, False)[len(node.args) - 1 :])[:3]
+    x, order, dims, keepdim = _arguments(node, None, None, None, False)
     if order is not None and not (isinstance(dims, list) and len(dims) == 1):
         return None  # of matrices, or of a number of axes that decides which
-    return aten.linalg_vector_norm.default, node.args[0], 2 if order is None else order, dims, keepdim
+    return aten.linalg_vector_norm.default, x, 2 if order is None else order, dims, keepdim
 
 
 def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:
@@ -117,7 +113,7 @@ def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:
     norm, eps = (divisor, 0.0) if norm is None else (norm, eps)
     if not _is(norm, aten.linalg_vector_norm) or not _same(norm.args[0], x):
         return None
-    order, dims, keepdim = (*norm.args[1:4], *(2, None, False)[len(norm.args) - 1 :])[:3]
+    _, order, dims, keepdim = _arguments(norm, None, 2, None, False)
     return (ops.unit_normalize, x, dims, eps) if order == 2 and dims and keepdim else None
 
 
@@ -165,13 +161,15 @@ def _group_softmax(node: fx.Node) -> tuple[Any, ...] | None:
         return None
     total, dim, index = divisor.args
     total, tiny = _operands(total, aten.add) if _is(total, aten.add) else (total, 0.0)
-    added = _is(total, aten.scatter_add) or _is(total, aten.index_add)
+    added = _is(total, aten.scatter_add, aten.index_add)
     if not added or not isinstance(tiny, (int, float)) or not 0.0 <= tiny <= TINY or not _same(total.args[3], terms):
         return None
     started, axis, numbers, _ = total.args
     rank = len(_shape(terms))
-    zeros = any(_is(started, packet) for packet in (aten.new_zeros, aten.zeros, aten.zeros_like, aten.full))
-    if not zeros or total.kwargs or axis % rank != dim % rank or not _same(_unexpanded(numbers), index):
+    zeros = _is(started, aten.new_zeros, aten.zeros, aten.zeros_like, aten.full)
+    while _is(numbers, aten.view, aten.expand, aten.unsqueeze, aten.reshape, aten.alias):  # to the rank of the terms
+        numbers = numbers.args[0]
+    if not zeros or total.kwargs or axis % rank != dim % rank or not _same(numbers, index):
         return None
     x, dim = terms.args[0], dim % rank
     while True:
@@ -180,13 +178,6 @@ def _group_softmax(node: fx.Node) -> tuple[Any, ...] | None:
         if not of_group or not isinstance(source, fx.Node) or "alpha" in x.kwargs or _shape(source) != _shape(x):
             return ops.group_softmax, x, index, dim, int(_shape(total)[dim])
         x = source
-
-
-def _unexpanded(node: Any) -> Any:
-    """An index before it was given the rank and extents of what it sorts."""
-    while any(_is(node, packet) for packet in (aten.view, aten.expand, aten.unsqueeze, aten.reshape, aten.alias)):
-        node = node.args[0]
-    return node
 
 
 def _softmax_of(x: fx.Node, dim: int) -> tuple[Any, ...]:
@@ -217,12 +208,11 @@ def _below_maximum(node: fx.Node) -> tuple[Any, ...] | None:
         larger = maximum.args[0] if _same(maximum.args[1], x) else maximum.args[1]
         return aten.neg.default, (aten.relu.default, (aten.sub.Tensor, larger, x))
     inner = maximum
-    while _is(inner, aten.detach) or _is(inner, aten.alias) or _is(inner, aten.expand):
+    while _is(inner, aten.detach, aten.alias, aten.expand):
         inner = inner.args[0]
     if isinstance(inner, fx.Node) and inner.target is operator.getitem and inner.args[1] == 0:
         inner = inner.args[0]
-    largest = _is(inner, aten.amax) or _is(inner, aten.max)
-    if not largest or not _same(inner.args[0], x):
+    if not _is(inner, aten.amax, aten.max) or not _same(inner.args[0], x):
         return None
     return aten.neg.default, (aten.relu.default, (aten.sub.Tensor, maximum, x))
 
@@ -304,19 +294,21 @@ def _operands(node: Any, packet: Packet) -> tuple[Any, Any]:
     return tuple(node.args[:2]) if _is(node, packet) and len(node.args) > 1 else (None, None)
 
 
-def _is(node: Any, packet: Packet) -> bool:
-    return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) is packet
+def _is(node: Any, *packets: Packet) -> bool:
+    """True if a node calls one of these operations, whatever the overload."""
+    return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) in packets
 
 
 def _same(a: Any, b: Any) -> bool:
     return a is b and isinstance(a, fx.Node)
 
 
-def _erase_unused(graph: fx.Graph, nodes: Sequence[Any]) -> None:
-    waiting, erased = list(nodes), set[fx.Node]()
+def _erase_unused(graph: fx.Graph, replaced: fx.Node) -> None:
+    """Erase a node, and the operations that nothing but it read."""
+    waiting, erased = [replaced], set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if isinstance(node, fx.Node) and node.op == "call_function" and not node.users and node not in erased:
+        if node.op == "call_function" and not node.users and node not in erased:
             waiting += node.all_input_nodes  # an erased node has none
             erased.add(node)
             graph.erase_node(node)
