@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .node import Node, resolve
+from .node import Call, Node, resolve
 from .tracing import Leaf
 
 aten = torch.ops.aten
@@ -26,30 +26,6 @@ class ModuleCalls:
 
     class_name: str
     outputs: list[Node] = field(default_factory=list)
-
-
-def module_outputs(
-    nodes: list[Node], results: list[Any], marked: dict[str, list[Node]], random: Callable[[Node], bool]
-) -> dict[str, ModuleCalls]:
-    """The output of every call of every module, by path, in the order of execution.
-
-    `results` are what the program returns, and `marked` the outputs of calls that returned several tensors, by the key
-    of the call: of several the first that is random counts.
-    """
-    inside: dict[str, list[Node]] = {}
-    about: dict[str, tuple[str, str]] = {}
-    for node in nodes:
-        for call in node.stack:
-            inside.setdefault(call.key, []).append(node)
-            about[call.key] = call.path, call.class_name.rpartition(".")[2]
-    finals = {result for result in results if isinstance(result, Node)}
-    calls: dict[str, ModuleCalls] = {}
-    for key, inner in inside.items():
-        path, class_name = about[key]
-        several = marked.get(key) or ([result for result in results if isinstance(result, Node)] if not path else [])
-        output = next(filter(random, several), several[0]) if several else _last_read(inner, finals)
-        calls.setdefault(path, ModuleCalls(class_name)).outputs.append(output)
-    return calls
 
 
 def _last_read(nodes: list[Node], finals: set[Node]) -> Node:
@@ -99,7 +75,20 @@ class Program:
 
     def module_outputs(self, random: Callable[[Node], bool]) -> dict[str, ModuleCalls]:
         """The output of every call of every module, by path; of several outputs the first that is random."""
-        return module_outputs(self.nodes, self.outputs, self.several, random)
+        inside: dict[str, list[Node]] = {}
+        about: dict[str, Call] = {}
+        for node in self.nodes:
+            for call in node.stack:
+                inside.setdefault(call.key, []).append(node)
+                about[call.key] = call
+        results = [output for output in self.outputs if isinstance(output, Node)]
+        calls: dict[str, ModuleCalls] = {}
+        for key, inner in inside.items():
+            path, class_name = about[key].path, about[key].class_name.rpartition(".")[2]
+            several = self.several.get(key) or (results if not path else [])
+            output = next(filter(random, several), several[0]) if several else _last_read(inner, set(results))
+            calls.setdefault(path, ModuleCalls(class_name)).outputs.append(output)
+        return calls
 
     def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
         """A fact that follows from the graph alone, worked out at the first asking."""
@@ -137,13 +126,12 @@ def transferred(
     those that are `replaced` give way to another operation with its arguments.
     """
     bypassed, replaced = bypassed or {}, replaced or {}
-    copies = {
-        node: _copied(node, copies={}, model=model) for node in (*program.inputs, *program.state, *program.constants)
-    }
-    for node in program.nodes:
-        copies[node] = (
-            copies[bypassed[node]] if node in bypassed else _copied(node, copies, model, *replaced.get(node, ()))
-        )
+    copies: dict[Node, Node] = {}
+    for node in (*program.inputs, *program.state, *program.constants, *program.nodes):
+        if node in bypassed:
+            copies[node] = copies[bypassed[node]]
+        else:
+            copies[node] = _copied(node, copies, model, *replaced.get(node, ()))
     return replace(
         program,
         model=model,
@@ -159,14 +147,11 @@ def transferred(
 
 def _copied(node: Node, copies: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
     arguments, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), copies.__getitem__)
-    return Node(node.name, _target(target or node.target, model), arguments, kwargs, node.info, node.stack, node.line)
-
-
-def _target(target: Any, model: nn.Module) -> Any:
-    if not isinstance(target, Leaf):
-        return target
-    module = model.get_submodule(target.path)
-    return replace(target, module=module, forward=module.forward)
+    target = target or node.target
+    if isinstance(target, Leaf):
+        module = model.get_submodule(target.path)
+        target = replace(target, module=module, forward=module.forward)
+    return Node(node.name, target, arguments, kwargs, node.info, node.stack, node.line)
 
 
 @contextlib.contextmanager
@@ -194,8 +179,7 @@ def outputs_marked(model: nn.Module) -> Iterator[set[str]]:
 
         return run
 
-    modules = [(path, module) for path, module in model.named_modules() if path]
-    modules = [(path, module) for path, module in modules if not isinstance(module, torch.jit.ScriptModule)]
-    for path, module in modules:
-        module.forward = marking(path, module.forward)
+    for path, module in list(model.named_modules()):
+        if path and not isinstance(module, torch.jit.ScriptModule):
+            module.forward = marking(path, module.forward)
     yield marked
