@@ -6,7 +6,7 @@ from torch import nn
 from torch._decomp import decomposition_table
 
 from varprop import CaptureError, capture
-from varprop.graph.tracing import EMPTY_RESULTS, recurrences_not_run
+from varprop.graph.tracing import RECURRENCES, recurrences_not_run
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4),
@@ -32,7 +32,7 @@ def test_forms_are_those_of_a_run(name, monkeypatch):
 
 
 def state():
-    return {op: (dict(op.py_kernels), decomposition_table.get(op)) for op in EMPTY_RESULTS}
+    return {op: (dict(op.py_kernels), decomposition_table.get(op)) for op in RECURRENCES}
 
 
 def test_torch_is_left_as_it_was():

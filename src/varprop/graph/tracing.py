@@ -209,40 +209,27 @@ def _watched(hook: Any, name: str, seen: dict[str, None]) -> Any:
     return watched
 
 
-def _output(input: Tensor, state: Tensor, settings: tuple[Any, ...]) -> Tensor:
-    bidirectional = settings[-2]
-    return input.new_empty(*input.shape[:-1], state.shape[-1] * (2 if bidirectional else 1))
+def _empty_results(input: Tensor, states: Tensor | list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+    """Output and last states of a recurrent layer; an LSTM has a list of states, other cells have one."""
+    states, bidirectional = [states] if isinstance(states, Tensor) else states, settings[-2]
+    output = input.new_empty(*input.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
+    return output, *(torch.empty_like(state) for state in states)
 
 
-def _lstm_results(input: Tensor, states: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
-    return _output(input, states[0], settings), *(torch.empty_like(state) for state in states)
-
-
-def _results(input: Tensor, state: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    return _output(input, state, settings), torch.empty_like(state)
-
-
-EMPTY_RESULTS: dict[Any, Any] = {
-    aten.lstm.input: _lstm_results,
-    aten.gru.input: _results,
-    aten.rnn_tanh.input: _results,
-    aten.rnn_relu.input: _results,
-}
+RECURRENCES = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
 @contextlib.contextmanager
 def recurrences_not_run() -> Iterator[None]:
     """Within, these operations return empty tensors of the right extents, where torch runs Python."""
-    kernels, steps = (
-        {op: dict(op.py_kernels) for op in EMPTY_RESULTS},
-        {op: decomposition_table.get(op) for op in EMPTY_RESULTS},
-    )
+    kernels = {op: dict(op.py_kernels) for op in RECURRENCES}
+    steps = {op: decomposition_table.get(op) for op in RECURRENCES}
     try:
-        for op, results in EMPTY_RESULTS.items():
-            _set(op, dict.fromkeys(kernels[op], results), results if steps[op] is not None else None)
+        for op in RECURRENCES:
+            _set(op, dict.fromkeys(kernels[op], _empty_results), steps[op] and _empty_results)
         yield
     finally:
-        for op in EMPTY_RESULTS:
+        for op in RECURRENCES:
             _set(op, kernels[op], steps[op])
 
 
@@ -328,7 +315,7 @@ class Leaf:
     @property
     def __name__(self) -> str:
         """The class of the module, as reports show it."""
-        return f"{type(self.module).__name__}"
+        return type(self.module).__name__
 
     def fill(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The module's arguments with `values` in the places of its tensors."""
