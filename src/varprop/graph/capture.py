@@ -69,7 +69,8 @@ def capture(
     args, kwargs = of_fixed_sizes(as_arguments(as_example(model, example)))
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole_classes, (args, kwargs), leaves)
-    generators = torch.random.fork_rng(devices=_devices(model))
+    cuda = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    generators = torch.random.fork_rng(devices=cuda)
     with (
         ONE_AT_A_TIME,
         attributes_kept(model),
@@ -100,14 +101,11 @@ def capture(
 
 def _idle_dropouts(model: nn.Module, graph: fx.Graph) -> list[str]:
     """The paths of modules that call a dropout in evaluation, which in functional form leaves no trace."""
-    paths = _paths(model)
-    idle = [
-        call.path
-        for node in graph.nodes
-        if getattr(node.target, "overloadpacket", None) in _DROPOUTS and node.args[1] and not node.args[2]
-        for call in _stack(node, paths)[-1:]
-    ]
-    return list(dict.fromkeys(idle))
+    paths, idle = _paths(model), dict[str, None]()
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _DROPOUTS and node.args[1] and not node.args[2]:
+            idle |= {call.path: None for call in _stack(node, paths)[-1:]}
+    return list(idle)
 
 
 def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: set[str]) -> Program:
@@ -156,7 +154,8 @@ def _names(model: nn.Module, exported: torch.export.ExportedProgram) -> list[str
 def _node(node: fx.Node, nodes_by_name: dict[str, Node], paths: frozenset[str]) -> Node:
     args, kwargs = resolve((node.args, node.kwargs), lambda operand: nodes_by_name[operand.name], fx.Node)
     target = node.target if node.op == "call_function" else None
-    return Node(node.name, target, args, kwargs, info_of(node.meta.get("val")), _stack(node, paths), _line(node))
+    *_, line = "", *_user_frames(node.meta.get("stack_trace") or "")
+    return Node(node.name, target, args, kwargs, info_of(node.meta.get("val")), _stack(node, paths), line)
 
 
 def _paths(model: nn.Module) -> frozenset[str]:
@@ -179,13 +178,9 @@ def _stack(node: fx.Node, paths: frozenset[str]) -> tuple[Call, ...]:
     return tuple(calls)
 
 
-def _line(node: fx.Node) -> str:
-    return next(reversed(_user_frames(node.meta.get("stack_trace") or "")), "")
-
-
 @contextlib.contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """torch.distributions look at the values of their parameters, which have none, unless they are told not to."""
+    """Switch off the checks of torch.distributions: they read values, which traced tensors do not have."""
     checked = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -196,7 +191,7 @@ def _unchecked_distributions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _said_in_one_sentence(model: nn.Module, choices: TracedCalls) -> Iterator[None]:
-    """Whatever goes wrong within is said in one sentence."""
+    """Turn any error inside into a `CaptureError` that says in a sentence what to do."""
     try:
         yield
     except Exception as error:
@@ -279,10 +274,6 @@ def _packs(frame: FrameType) -> bool:
 def _user_frames(text: str) -> list[str]:
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', text)
     return [f"{file}:{line} in {where}: {code.strip()}" for file, line, where, code in frames if TORCH not in file]
-
-
-def _devices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
 @contextlib.contextmanager

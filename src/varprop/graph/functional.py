@@ -41,7 +41,9 @@ def take_apart(graph: fx.Graph, has_rule: Callable[[Any], bool]) -> None:
     So ``multiply``, ``concat``, ``special_expit`` and all other aliases of torch become the operations that they are.
     """
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _is_composite_of_one(node.target) or has_rule(node.target):
+        if not isinstance(node.target, OpOverload) or not _is_composite(node.target) or has_rule(node.target):
+            continue
+        if [type(result.type) for result in node.target._schema.returns] != [torch.TensorType]:
             continue
         transcript = _Transcript(node)
         try:
@@ -54,13 +56,6 @@ def take_apart(graph: fx.Graph, has_rule: Callable[[Any], bool]) -> None:
         else:
             for inner in reversed(transcript.nodes):
                 graph.erase_node(inner)
-
-
-def _is_composite_of_one(target: Any) -> bool:
-    """True if an operation is written in terms of others, and returns one tensor."""
-    if not isinstance(target, OpOverload) or not _is_composite(target):
-        return False
-    return [type(result.type) for result in target._schema.returns] == [torch.TensorType]
 
 
 def _unwrap(graph: fx.Graph) -> None:
@@ -223,16 +218,12 @@ def _batch_norm(node: fx.Node, *args: Any) -> fx.Node:
     return _insert(node, operator.getitem, (results, 0), {})
 
 
-def _only_in_training(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
-    """A dropout of whole features or towards another value; a copy in evaluation."""
-    if not training or share == 0:
-        return _insert(node, aten.clone.default, (x,), {})
-    return _insert(node, node.target, (x, share, training), {})
-
-
 def _dropout(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
+    """A dropout, of single elements by the operation that returns its mask too; a copy in evaluation."""
     if not training or share == 0:
         return _insert(node, aten.clone.default, (x,), {})
+    if node.target is not aten.dropout.default:
+        return _insert(node, node.target, (x, share, training), {})
     return _insert(node, operator.getitem, (_insert(node, aten.native_dropout.default, (x, share, True), {}), 0), {})
 
 
@@ -241,21 +232,17 @@ def _chunk(node: fx.Node, x: fx.Node, chunks: int, dim: int = 0) -> fx.Node:
     return _insert(node, aten.split.Tensor, (x, size, dim), {})
 
 
-def _converted(node: fx.Node, x: fx.Node, dtype: torch.dtype, *_: Any, **__: Any) -> fx.Node:
-    return _insert(node, aten._to_copy.default, (x,), {"dtype": dtype})
-
-
 _REWRITES: dict[Any, Callable[..., fx.Node]] = {
     aten.batch_norm.default: _batch_norm,
     aten.chunk.default: _chunk,
-    aten.alpha_dropout.default: _only_in_training,
-    aten.feature_alpha_dropout.default: _only_in_training,
-    aten.feature_dropout.default: _only_in_training,
+    aten.alpha_dropout.default: _dropout,
+    aten.feature_alpha_dropout.default: _dropout,
+    aten.feature_dropout.default: _dropout,
     aten.detach_.default: lambda node, x: x,
     aten.dropout.default: _dropout,
     aten.dropout_.default: lambda node, x, *_: x,
     aten.lift_fresh_copy.default: lambda node, x: _insert(node, aten.clone.default, (x,), {}),
-    aten.to.dtype: _converted,
+    aten.to.dtype: lambda node, x, dtype, *_, **__: _insert(node, aten._to_copy.default, (x,), {"dtype": dtype}),
 }
 
 
