@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .normal import cdf, differentiated, gauss_legendre, pdf, ratio
+from .normal import cdf, differentiated, pdf, ratio, unit_legendre
 from .quadrature import Pointwise, expectation
 
 TERMS = 8  # of the series: errors below 1e-3 of the std of both up to a correlation of .8
@@ -28,10 +28,7 @@ NODES: dict[torch.dtype, tuple[tuple[int, float], ...]] = {
     torch.float64: ((20, 1.0),),
 }
 BLOCK = 1 << 14  # pairs whose temporaries stay in the cache of a processor
-_LEGENDRE = {
-    count: tuple((0.5 * (x + 1.0), 0.5 * w) for x, w in zip(*gauss_legendre(count), strict=True))
-    for count in (4, 8, 20)
-}
+_LEGENDRE = {count: unit_legendre(count) for count in (4, 8, 20)}
 
 
 @dataclass(frozen=True)

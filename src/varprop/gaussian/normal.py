@@ -206,6 +206,12 @@ def gauss_legendre(n: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(nodes), tuple(weights)
 
 
+@functools.cache
+def unit_legendre(n: int) -> tuple[tuple[float, float], ...]:
+    """Pairs of a node and its weight on [0, 1]."""
+    return tuple(((1.0 + x) / 2.0, w / 2.0) for x, w in zip(*gauss_legendre(n), strict=True))
+
+
 @functools.lru_cache(maxsize=64)
 def _cached_constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):

@@ -23,7 +23,6 @@ from .normal import (
     applied,
     as_tensor,
     cdf,
-    gauss_legendre,
     in_float64,
     mills,
     pdf,
@@ -31,10 +30,11 @@ from .normal import (
     ratio,
     readable,
     safe_sqrt,
+    unit_legendre,
 )
 
 Four: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-_LEGENDRE = tuple(zip(*gauss_legendre(16), strict=True))
+_LEGENDRE = unit_legendre(16)
 _STEEPEST = 1e-3  # below this std the derivatives of step and sign, which grow like 1/std, are held
 # The two Gaussians for a rectified variable with r = mean / std: skewness = SKEW exp(-FALL r²) / r, and the share of
 # the variance between them 1 / (1 + SPLIT r⁴).
@@ -176,9 +176,8 @@ def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Pair:
     a, width = ratio(to_low, std), to_low - to_high
     w = ratio(width, std).clamp(max=2.0)
     first, second = torch.zeros_like(a), torch.zeros_like(a)
-    for node, weight in _LEGENDRE:
-        t = 0.5 * (1.0 + node)
-        above = (0.5 * weight) * cdf(a - t * w)
+    for t, weight in _LEGENDRE:
+        above = weight * cdf(a - t * w)
         first, second = first + above, second + (2.0 * t) * above
     return width * first, width.square() * (second - first.square())
 
