@@ -107,7 +107,7 @@ def _at_kink(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, m0: Tensor, ju
 
 
 def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std: Tensor, m: Tensor) -> Pair:
-    """Zeros to add to the mean and the variance for the derivatives that kinks, the last of them jumps, give them."""
+    """Zeros whose derivatives are what kinks, the last of them jumps, add to those of the mean and the variance."""
     m0, dm, dv = m.detach(), torch.zeros_like(m), torch.zeros_like(m)
     for i, at in enumerate(kinks):
         first, second = _at_kink(f, at, mean, std, m0, i >= len(kinks) - jumps)
@@ -194,9 +194,7 @@ def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int, precise: bool 
         grid = mean.double() + std.double() * z
         values = g(grid).double()
         if readable(mean) and (roots := _of_parabola(z, values)) is not None:
-            inside = [
-                torch.where(root.abs() <= 9, mean.double() + std.double() * root, mean.double()) for root in roots
-            ]
+            inside = [torch.where(z.abs() <= 9, mean.double() + std.double() * z, mean.double()) for z in roots]
             return [*inside[:most], *[mean.double()] * (most - 2)]
         positive = values >= 0  # so that a zero on the grid is a change of sign too
         change = (positive[1:] != positive[:-1]).double()
@@ -257,7 +255,6 @@ CLOSE = 1e-9  # how small the last coefficients must be, of the largest
 SMALL = 1e-5  # values that are no larger than this, of the largest, are not to be had from polynomials
 SOME = 0.05  # as many of them may be computed one by one
 BLOCK = 1 << 13  # places taken at a time
-Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Range(NamedTuple):
@@ -265,6 +262,11 @@ class Range(NamedTuple):
 
     middle: float
     half: float
+
+    @classmethod
+    def between(cls, low: float, high: float, least: float) -> Range:
+        """The interval between two ends, or about their middle one of the least width."""
+        return cls(0.5 * (low + high), max(0.5 * (high - low), 0.5 * least))
 
     def nodes(self, count: int, like: Tensor) -> Tensor:
         """Chebyshev nodes of the interval."""
@@ -288,7 +290,7 @@ def transform(count: int, like: Tensor) -> Tensor:
     return rows
 
 
-def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor] | None:
+def at_many(function: Callable[[Tensor, Tensor], Pair], mean: Tensor, std: Tensor) -> Pair | None:
     """Two smooth functions of mean and std at every place, float64; None where polynomials do not converge.
 
     Each is within some 1e-8 of its largest value; the second, which is positive, within 1e-3 of itself. None also where
@@ -296,7 +298,8 @@ def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tens
     """
     if not bool(torch.isfinite(mean).all() & torch.isfinite(std).all()):
         return None
-    intervals = _interval(mean), _interval(std)
+    ends = ((float(x.amin()), float(x.amax())) for x in (mean, std))
+    intervals = [Range.between(low, high, 2e-6 * (1.0 + abs(low))) for low, high in ends]
     for size in SIZES:
         m, s = torch.meshgrid(*(r.nodes(n, mean) for r, n in zip(intervals, size, strict=True)), indexing="ij")
         values = torch.stack([value.view(size) for value in function(m.flatten(), s.flatten().clamp_min(0.0))])
@@ -319,8 +322,3 @@ def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tens
     if bool(small.any()):
         first[small], second[small] = function(mean[small], std[small])
     return first, second
-
-
-def _interval(x: Tensor) -> Range:
-    low, high = float(x.amin()), float(x.amax())
-    return Range(0.5 * (low + high), max(0.5 * (high - low), 1e-6 * (1.0 + abs(low))))

@@ -13,8 +13,7 @@ the logits cannot be looked at (compiled, on a GPU), each is integrated by itsel
 
 More logits, on a processor, need no integrals where none of them has much of the weight (`softmax_series`): E softmax
 within 1e-6, sd within 0.2 %. In the other rows they share a few integrals (`shared_integrals`): E softmax within 1e-7,
-sd within 0.2 %; only where their means and std differ so much that this does not converge are they integrated one by
-one.
+sd within 0.2 %. Where their means and std differ so much that this does not converge, each has integrals of its own.
 
 The series of many logits, of which none has much of the weight, is one in the spread of their sum. With S = sum_k
 e^{X_k}, E s_y = E e^{X_y} / S = mu_y E_y[1 / S], where mu_y = E e^{X_y} and E_y has the mean of X_y raised by its
@@ -180,20 +179,24 @@ BLOCK = 1 << 18  # values of polynomials held at a time
 LEAST = 2e-3  # the least width of an interval
 
 
-class Panels(NamedTuple):
-    """Gauss-Legendre nodes on three panels of a window of so many standard deviations."""
+class Setting(NamedTuple):
+    """How the integrals of single logits are taken: over z, a logit in units of its std, and over t."""
 
-    window: float
-    panels: tuple[tuple[tuple[float, float], ...], ...]
+    window: float  # of z, on either side
+    panels: tuple[tuple[tuple[float, float], ...], ...]  # Gauss-Legendre nodes and weights of three panels of z
+    nodes: int  # of t
+    left: float  # ends of t below and above the logits
+    right: float
+    spread: float  # the range of a logit, in std
+    linear: float  # std below which variances are linearised
 
-    @classmethod
-    def with_nodes(cls, window: float, *counts: int) -> "Panels":
-        """Panels with so many nodes each."""
-        return cls(window, tuple(tuple(zip(*gauss_legendre(n), strict=True)) for n in counts))
+
+def _gauss_legendre(*counts: int) -> tuple[tuple[tuple[float, float], ...], ...]:
+    return tuple(tuple(zip(*gauss_legendre(n), strict=True)) for n in counts)
 
 
-FINE = Panels.with_nodes(7.5, 16, 16, 24)
-COARSE = Panels.with_nodes(4.5, 6, 6, 12)
+_FINE = Setting(7.5, _gauss_legendre(16, 16, 24), 96, 3.7, 14.0, 6.5, 5e-3)
+_COARSE = Setting(4.5, _gauss_legendre(6, 6, 12), 32, 2.8, 8.0, 4.5, 5e-2)
 
 
 def _panels(mean: Tensor, std: Tensor, t: Tensor, window: float) -> list[tuple[Tensor, Tensor]]:
@@ -226,9 +229,9 @@ class _Gumbel(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, std: Tensor, t: Tensor, rule: Panels) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(mean: Tensor, std: Tensor, t: Tensor, setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
         total = [torch.zeros_like(t - mean) for _ in range(3)]
-        for panel, (centre, half) in zip(rule.panels, _panels(mean, std, t, rule.window), strict=True):
+        for panel, (centre, half) in zip(setting.panels, _panels(mean, std, t, setting.window), strict=True):
             f0, f1, f2 = (torch.zeros_like(half) for _ in range(3))
             for node, weight in panel:
                 _, a, e = _values(mean, std, t, centre, half, node)
@@ -241,13 +244,14 @@ class _Gumbel(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs[:3])
-        ctx.rule = inputs[3]
+        ctx.setting = inputs[3]
 
     @staticmethod
     def backward(ctx: Any, g0: Tensor, g1: Tensor, g2: Tensor) -> tuple[Tensor, Tensor, None, None]:
         mean, std, t = ctx.saved_tensors
         by_mean, by_std = torch.zeros_like(g0), torch.zeros_like(g0)
-        for panel, (centre, half) in zip(ctx.rule.panels, _panels(mean, std, t, ctx.rule.window), strict=True):
+        panels = _panels(mean, std, t, ctx.setting.window)
+        for panel, (centre, half) in zip(ctx.setting.panels, panels, strict=True):
             for node, weight in panel:
                 z, a, e = _values(mean, std, t, centre, half, node)
                 slope = (weight / ROOT_TWO_PI) * half * e * a * (g1 - g0 + a * (2.0 * g2 - g1 - a * g2))
@@ -255,25 +259,10 @@ class _Gumbel(torch.autograd.Function):
         return by_mean.sum_to_size(mean.shape), by_std.sum_to_size(std.shape), None, None
 
 
-def gumbel(mean: Tensor, std: Tensor, t: Tensor, rule: Panels = FINE) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel(mean: Tensor, std: Tensor, t: Tensor, setting: Setting = _FINE) -> tuple[Tensor, Tensor, Tensor]:
     """E[a^n e^{-a}] for n = 0, 1, 2 with a = e^{X - t}, X ~ N(mean, std^2); no derivative by t."""
-    result: tuple[Tensor, Tensor, Tensor] = _Gumbel.apply(mean, std, t, rule)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = _Gumbel.apply(mean, std, t, setting)  # type: ignore[no-untyped-call]
     return result
-
-
-class Setting(NamedTuple):
-    """Nodes in t; ends of t beyond the range of the logits; range in std; std below which v is linearised."""
-
-    rule: Panels
-    nodes: int
-    left: float
-    right: float
-    spread: float
-    linear: float
-
-
-_FINE = Setting(FINE, 96, 3.7, 14.0, 6.5, 5e-3)
-_COARSE = Setting(COARSE, 32, 2.8, 8.0, 4.5, 5e-2)
 
 
 class Integrals(NamedTuple):
@@ -300,7 +289,7 @@ def _integrals(mean: Tensor, std: Tensor, setting: Setting) -> Integrals:
     last1, last2 = first, second
     for q in batches(setting.nodes, mean):
         t = low + q.reshape(-1, *[1] * mean.dim()) * h
-        f0, f1, f2 = gumbel(mean, std, t, setting.rule)
+        f0, f1, f2 = gumbel(mean, std, t, setting)
         f0 = f0.clamp(min=1e-150)
         besides = h * torch.exp(torch.log(f0).sum(-1, keepdim=True)) / f0
         d1, d2 = f1 * besides, f2 * besides
@@ -310,13 +299,18 @@ def _integrals(mean: Tensor, std: Tensor, setting: Setting) -> Integrals:
         last1, last2 = d1[-1], d2[-1]
     # Above the last node the integrands fall like e^{-t} and e^{-2t}: geometric series.
     r, end, density = torch.exp(-h), high - ref, last1.sum(-1, keepdim=True)
-    s0, s1, s2 = r / (1.0 - r), r / (1.0 - r).square(), r * (1.0 + r) / (1.0 - r) ** 3
+    s0, s1, s2 = _geometric(r)
     first, second = first + last1 * s0, second + last2 * r * r / (1.0 - r * r)
     log_first = log_first + density * (end * s0 + h * s1)
     log_second = log_second + density * (end.square() * s0 + 2.0 * end * h * s1 + h * h * s2)
     total = first.sum(-1, keepdim=True)
     first, second, log_first, log_second = first / total, second / total, log_first / total, log_second / total
     return Integrals(first, second, ref + log_first - EULER, log_second - log_first.square() - math.pi**2 / 6.0)
+
+
+def _geometric(r: Any) -> tuple[Any, Any, Any]:
+    """The sums of r^n, n r^n and n^2 r^n from n = 1 on."""
+    return r / (1.0 - r), r / (1.0 - r) ** 2, r * (1.0 + r) / (1.0 - r) ** 3
 
 
 def _one_by_one(mean: Tensor, std: Tensor, setting: Setting = _FINE) -> Integrals:
@@ -336,24 +330,18 @@ class Coefficients(NamedTuple):
         return self.log_f.shape[0], self.log_f.shape[1]
 
 
-class Nodes(NamedTuple):
+def _nodes(multiples: range, like: Tensor) -> Tensor:
     """The nodes of t: multiples of STEP, so that calls of like logits have the same."""
-
-    start: int
-    total: int
-
-    def values(self, like: Tensor) -> Tensor:
-        """The nodes themselves."""
-        return STEP * torch.arange(self.start, self.start + self.total, dtype=like.dtype)
+    return STEP * torch.arange(multiples.start, multiples.stop, dtype=like.dtype)
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def _computed_table(nodes: Nodes, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
+def _computed_table(multiples: range, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
     """The coefficients for intervals of means and stds, with so many nodes in each."""
-    t = nodes.values(torch.empty(0, dtype=torch.float64))
+    t = _nodes(multiples, torch.empty(0, dtype=torch.float64))
     m, s = means.nodes(size[0], t)[:, None, None], stds.nodes(size[1], t)[:, None]
-    f0, f1, f2 = gumbel(m, s.abs(), t, FINE)
+    f0, f1, f2 = gumbel(m, s.abs(), t)
     f0 = f0.clamp(min=1e-150)
     values = torch.log(f0), f1 / f0 * torch.exp(-0.5 * m), f2 / f0 * torch.exp(-m)
     by_mean, by_std = transform(size[0], t), transform(size[1], t)
@@ -377,24 +365,20 @@ def _rounded(size: float, up: bool) -> float:
     return math.exp2((math.ceil(power) if up else math.floor(power)) / 16.0)
 
 
-def _range(low: float, high: float) -> Range:
-    return Range(0.5 * (low + high), max(0.5 * (high - low), 0.5 * LEAST))
-
-
 class LogitRows(NamedTuple):
-    """The logits of a call as rows, which of them are lost, the nodes of t, and intervals of means and std."""
+    """The logits of a call as rows, which of them are lost, which `_nodes` t has, and intervals of means and std."""
 
     mean: Tensor
     std: Tensor
     lost: Tensor
-    nodes: Nodes
+    multiples: range
     means: Range
     stds: Range
 
     @property
     def t(self) -> Tensor:
         """The nodes of t."""
-        return self.nodes.values(self.mean)
+        return _nodes(self.multiples, self.mean)
 
     def select(self, rows: slice) -> "LogitRows":
         """Some of the rows."""
@@ -413,11 +397,11 @@ def _call(mean: Tensor, std: Tensor) -> LogitRows | None:
     count = 10 * math.ceil((float(high) / STEP + 1 - first) / 10)
     if count > MOST:
         return None
-    means = _range(-_rounded(-float(live_mean.amin()), up=True), 0.0)
-    stds = _range(_rounded(float(live_std.amin()), up=False), _rounded(float(live_std.amax()), up=True))
+    means = Range.between(-_rounded(-float(live_mean.amin()), up=True), 0.0, LEAST)
+    stds = Range.between(_rounded(float(live_std.amin()), up=False), _rounded(float(live_std.amax()), up=True), LEAST)
     # What is lost has no weight, whatever it is: it must only lie on the intervals.
     mean, std = torch.where(lost, means.middle, mean), torch.where(lost, stds.middle, std)
-    return LogitRows(mean, std, lost, Nodes(first, count), means, stds)
+    return LogitRows(mean, std, lost, range(first, first + count), means, stds)
 
 
 class Sums(NamedTuple):
@@ -462,7 +446,7 @@ def _by_polynomials(x: LogitRows, table: Coefficients, sums: Sums) -> tuple[Tens
     density = weight * (lift.flatten(-2) @ table.first.flatten(0, 1))
     # first and second moment of T relative to the log-sum-exp of the means, times the total density
     y = x.t - _reference(x)
-    s0, s1, s2 = r / (1.0 - r), r / (1.0 - r) ** 2, r * (1.0 + r) / (1.0 - r) ** 3
+    s0, s1, s2 = _geometric(r)
     last, high = density[:, -1:], y[:, -1:]
     log_first = (y * density).sum(-1, keepdim=True) + last * (high * s0 + STEP * s1)
     log_second = (y.square() * density).sum(-1, keepdim=True)
@@ -524,7 +508,7 @@ def _together(mean: Tensor, std: Tensor) -> Integrals | None:
         return None
     some = call.select(slice(None, None, max(1, len(call.mean) // TRIED)))
     for size in SIZES:
-        table = (_cached_table if size[0] <= 24 else _computed_table)(call.nodes, call.means, call.stds, size)
+        table = (_cached_table if size[0] <= 24 else _computed_table)(call.multiples, call.means, call.stds, size)
         with torch.no_grad():
             left = _left(table, _sums(some, table).log_below)
         if left < CLOSE and (result := _all_rows(call, table)) is not None:
