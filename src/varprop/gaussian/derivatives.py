@@ -27,9 +27,8 @@ _LEGENDRE = {nodes: gauss_legendre(nodes) for nodes in (SINGLE, DOUBLE)}
 def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
     mean, var = x
     none = torch.zeros_like(mean)
-    return torch.stack([mean * gain + offset, var * var_gain]), [
-        torch.stack([none + gain, none, none, none + var_gain])
-    ]
+    moments = torch.stack([mean * gain + offset, var * var_gain])
+    return moments, [torch.stack([none + gain, none, none, none + var_gain])]
 
 
 def _dropout(x: Pair, p: float) -> Slopes:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .normal import Pair
+from .normal import Pair, differentiated
 
 MOST = 1 << 16  # values beyond which integrals are taken in blocks of nodes, and formulas not at all
 Formula = Callable[[Pair], Any]  # mean and variance to both of the result, and to the derivatives
@@ -66,17 +66,9 @@ def may_take_formulas(mean: Tensor) -> bool:
     return not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
-def by_formula(formula: Formula, plain: Callable[[Tensor, Tensor], Pair], mean: Tensor, std: Tensor) -> Pair:
-    """Moments by a formula that gives derivatives as well; second ones by what computes the same otherwise."""
-    mean, std = torch.broadcast_tensors(mean, std)
-    if not (torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad)):
-        (m, v), _ = formula((mean.flatten(), std.flatten().square()))
-        return m.view(mean.shape), v.view(mean.shape)
-    m, v = _ByFormula.apply(formula, plain, mean, std)  # type: ignore[no-untyped-call]
-    return m, v
-
-
 class _ByFormula(torch.autograd.Function):
+    """Moments by a formula that gives their derivatives too; second ones by what computes the same otherwise."""
+
     @staticmethod
     def forward(ctx: Any, formula: Formula, plain: Any, mean: Tensor, std: Tensor) -> Any:
         (m, v), [derivatives] = formula((mean.flatten(), std.flatten().square()))
@@ -106,9 +98,14 @@ def with_formula(name: str) -> Callable[[Callable[[Tensor, Tensor], Pair]], Call
     def decorate(moments: Callable[[Tensor, Tensor], Pair]) -> Callable[[Tensor, Tensor], Pair]:
         @functools.wraps(moments)
         def wrapped(mean: Tensor, std: Tensor) -> Pair:
-            if name in FORMULAS and may_take_formulas(mean):
-                return by_formula(FORMULAS[name], moments, mean, std)
-            return moments(mean, std)
+            if name not in FORMULAS or not may_take_formulas(mean):
+                return moments(mean, std)
+            mean, std = torch.broadcast_tensors(mean, std)
+            if differentiated(mean, std):
+                m, v = _ByFormula.apply(FORMULAS[name], moments, mean, std)  # type: ignore[no-untyped-call]
+                return m, v
+            (m, v), _ = FORMULAS[name]((mean.flatten(), std.flatten().square()))
+            return m.view(mean.shape), v.view(mean.shape)
 
         return wrapped
 

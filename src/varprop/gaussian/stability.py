@@ -114,10 +114,8 @@ def chi(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
 
 def scale_rate(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
     """The share of a small error of scale that is left behind a layer (lambda), for shifts and deviations before it."""
-    factor = 2.0**_NEAR
-    below, above = (
-        moments(shifts, stds * size)[1].double().reshape(len(shifts), -1).mean(1) for size in (1 / factor, factor)
-    )
+    variances = (moments(shifts, stds * size)[1].double() for size in (1 / 2.0**_NEAR, 2.0**_NEAR))
+    below, above = (var.reshape(len(shifts), -1).mean(1) for var in variances)
     return (above / below).log() / (4 * _NEAR * math.log(2))
 
 
