@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..gaussian import activations, rectifier
-from ..gaussian.normal import Pair, cdf, differentiated, gauss_legendre, in_float64, pdf, ratio, working_dtype
+from ..gaussian.gelu import gelu_of_many
+from ..gaussian.normal import Pair, cdf, in_float64, pdf, ratio, working_dtype
 from ..graph import ops
 from ..moments import Moments
 from .registry import INFINITY, RANDOM, SMOOTH_STEP, Bend, clamp_bend, clamp_bounds, elementwise, first_is_random
@@ -101,9 +102,9 @@ def remainder(mean: Tensor, std: Tensor, divisor: float) -> Pair:
 
 
 def _unresolved(x: Any) -> str | None:
-    """Why `frac` is approximate in a longer expression of a variable, unless that stays well inside what is resolved.
+    """Why `frac` is approximate in a longer expression; None if its argument surely stays where jumps are resolved.
 
-    Half of it, since the variable may be stretched before; where only its form is known it may reach anywhere.
+    Half of that range counts as sure, since the variable may be scaled before. On the meta device nothing is known.
     """
     reach = (x.mean.abs() + 6 * x.std).detach()
     return FAR if reach.is_meta or bool((reach > _FRACTIONS[-1] / 2).any()) else None
@@ -172,15 +173,11 @@ def floor_divide(mean: Tensor, std: Tensor, divisor: float | Tensor) -> Pair:
     return floor(mean / divisor, std / size)
 
 
-def _quotient_steps(divisor: float | Tensor, *, rounding_mode: str | None = None) -> list[Any]:
-    steps = {None: [], "floor": [0, *_FRACTIONS], "trunc": _FRACTIONS}[rounding_mode]
-    return [k * divisor for k in steps]
-
-
+_STEPS_OF_MODE: dict[str | None, list[int]] = {None: [], "floor": [0, *_FRACTIONS], "trunc": _FRACTIONS}
 elementwise(
     aten.div.Tensor_mode,
     aten.div.Scalar_mode,
-    jumps=_quotient_steps,
+    jumps=lambda divisor, rounding_mode=None: [k * divisor for k in _STEPS_OF_MODE[rounding_mode]],
     affine=lambda a, b, rounding_mode=None: a / b if rounding_mode is None else None,
     handles=_by_a_constant,
     approximate=lambda _x, _divisor, rounding_mode=None: STEPS if rounding_mode else None,
@@ -393,12 +390,9 @@ def _of_positive(op: Any, closed_form: Callable[..., Pair], **facts: Any) -> Non
     elementwise(op, positive=0, approximate=LOGNORMAL, **facts)(closed_form)
 
 
-def _log(base: float) -> Callable[..., Pair]:
-    def scaled(mean: Tensor, std: Tensor) -> Pair:
-        factor, (m, v) = 1 / math.log(base), activations.lognormal_log(mean, std)
-        return factor * m, factor * factor * v
-
-    return scaled
+def _log(mean: Tensor, std: Tensor, base: float) -> Pair:
+    factor, (m, v) = 1 / math.log(base), activations.lognormal_log(mean, std)
+    return factor * m, factor * factor * v
 
 
 _of_positive(aten.sqrt, lambda mean, std: activations.lognormal_power(mean, std, 0.5), monotone=True, bounds=POSITIVE)
@@ -406,8 +400,8 @@ _of_positive(aten.rsqrt, lambda mean, std: activations.lognormal_power(mean, std
 _of_positive(aten.reciprocal, lambda mean, std: activations.lognormal_power(mean, std, -1))
 _of_positive(aten.log, activations.lognormal_log, monotone=True)
 _of_positive(aten.log1p, lambda mean, std: activations.lognormal_log(1 + mean, std), monotone=True)
-_of_positive(aten.log2, _log(2), monotone=True)
-_of_positive(aten.log10, _log(10), monotone=True)
+_of_positive(aten.log2, functools.partial(_log, base=2), monotone=True)
+_of_positive(aten.log10, functools.partial(_log, base=10), monotone=True)
 
 
 def _is_polynomial(exponent: Any) -> bool:
@@ -439,94 +433,3 @@ def power(mean: Tensor, std: Tensor, exponent: float | Tensor) -> Pair:
         moments = activations.power(mean, std, int(degree))
         first, var = (torch.where(exponents == degree, *pair) for pair in zip(moments, (first, var), strict=True))
     return first, var
-
-
-_MANY = 1 << 13  # elements from which it is worth it
-_BLOCK = 1 << 16  # elements whose temporaries stay in the cache of a processor, enough for two threads
-_LOWEST = -6.0  # how many deviations r below zero the number of terms is chosen for
-_MOST_TERMS = 28  # beyond, the integral is cheaper
-_NODES = ((2.0, 6), (4.0, 8), (16.0, 12), (math.inf, 20))  # by the largest std
-_NODES_IN_FLOAT64 = 40
-_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
-
-
-@functools.cache
-def _rule(count: int) -> list[tuple[float, float]]:
-    return [((1 + x) / 2, w / 2) for x, w in zip(*gauss_legendre(count), strict=True)]
-
-
-def _product(square: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    """2 pi E[g''(X) g''(Y)], with p = s^2 (1 + t), b = 1 / (1 + s^2 (1 - t)) and square = m^2.
-
-    u = (X + Y) / sqrt 2 and w = (X - Y) / sqrt 2 are independent, and phi(X) phi(Y) makes of them Gaussians of
-    variances 1 - a and 1 - b, a = 1 / (1 + p); (2 - X^2)(2 - Y^2) = 4 - 2 (u^2 + w^2) + (u^2 - w^2)^2 / 4.
-    """
-    a = 1.0 / (1.0 + p)
-    rate = square * a
-    spread, w = 1.0 - a, 1.0 - b
-    u = torch.addcmul(spread, rate, a, value=2.0)
-    fourth = u * (u + 4.0 * spread - 2.0 * w) + 3.0 * w * w - 2.0 * spread * spread
-    return torch.sqrt(a * b) * torch.exp(-rate) * (4.0 - 2.0 * (u + w) + 0.25 * fourth)
-
-
-def _integral(mean: Tensor, var: Tensor, wide: Tensor, nodes: int) -> Tensor:
-    """Over x in q = s^2 (1 - t) = r^{2x} - 1, in which it is smooth for every s."""
-    square, log, total = mean * mean, torch.log(wide), torch.zeros_like(mean)
-    for x, weight in _rule(nodes):
-        q = torch.expm1(x * log)
-        b = 1.0 / (1.0 + q)
-        total = torch.addcdiv(total, q * _product(square, b, 2.0 * var - q), b, value=weight)
-    return total * log / (2.0 * math.pi)
-
-
-def _series(start: Tensor, first: Tensor, second: Tensor, var: Tensor, density: Tensor, terms: int) -> Tensor:
-    """`start` and the terms from k = 2 on.
-
-    They follow from f_k = (-s)^k E phi^(k)(X), f_{k+1} = first f_k - k second f_{k-1}, first = m s / r^2 and
-    second = s^2 / r^2.
-    """
-    before, now, total = density, first * density, start
-    for k in range(2, terms + 2):
-        after = torch.mul(first, now).addcmul_(second, before, value=1 - k)
-        term = torch.addcmul(after, var, before, value=-1.0)
-        total.addcmul_(term, term, value=1.0 / math.factorial(k))
-        before, now = now, after
-    return total
-
-
-def _terms(lowest: float, widest: float) -> int:
-    """The remainder after K terms is (s^2 / r^2)^K exp(a^2 / 2) of the sum (Cramer's bound of Hermite polynomials)."""
-    share = widest**2 / (1 + widest**2)
-    return (
-        max(2, math.ceil((math.log(1e-6) - min(0.0, max(lowest, _LOWEST)) ** 2 / 2) / math.log(share))) if share else 1
-    )
-
-
-def _moments(mean: Tensor, std: Tensor) -> Pair:
-    var = std * std
-    wide = 1.0 + var
-    root = torch.rsqrt(wide)
-    inverse, a = root * root, mean * root
-    below, density = cdf(a), torch.exp(-0.5 * a * a).mul_(root).mul_(_PEAK)
-    share = mean * inverse
-    slope = torch.addcmul(below, share, density)
-    lowest, widest = float(a.amin()), float(std.amax())
-    terms = _terms(lowest, widest)
-    total = var * slope * slope
-    if mean.dtype == torch.float32 and terms <= _MOST_TERMS:
-        total = _series(total, share * std, var * inverse, var, density, terms)
-    else:
-        coarse = next(n for most, n in _NODES if not widest > most)
-        total = total + _integral(mean, var, wide, coarse if mean.dtype == torch.float32 else _NODES_IN_FLOAT64)
-    return (mean * below).addcmul_(var, density), total
-
-
-def gelu_of_many(mean: Tensor, std: Tensor) -> Pair:
-    """The closed forms above if there are many elements and no derivative is asked for; else by quadrature."""
-    many = mean.numel() >= _MANY and mean.device.type == "cpu" and mean.dtype == std.dtype
-    if torch.compiler.is_compiling() or not many or differentiated(mean, std):
-        return activations.gelu(mean, std)
-    mean, std = torch.broadcast_tensors(mean, std)
-    blocks = zip(mean.reshape(-1).split(_BLOCK), std.reshape(-1).split(_BLOCK), strict=True)
-    m, v = (torch.cat(pieces).view(mean.shape) for pieces in zip(*(_moments(*b) for b in blocks), strict=True))
-    return m, v
