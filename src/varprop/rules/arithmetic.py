@@ -57,16 +57,6 @@ def mul_independent(a: Any, b: Any) -> Moments:
     return moments(m1 * m2, v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1)
 
 
-def div_independent(a: Any, b: Moments) -> Moments:
-    """a times the reciprocal of b."""
-    return mul_independent(a, Moments(*lognormal_power(b.mean, b.std, -1)))
-
-
-def addcmul_independent(base: Any, a: Any, b: Any, *, value: float = 1) -> Moments:
-    """base + value a b."""
-    return add_independent(base, mul_independent(a, b), alpha=value)
-
-
 def lerp_independent(a: Any, b: Any, weight: Any) -> Moments:
     """a (1 - w) + b w: E = E[a] (1 - E[w]) + E[b] E[w]; exact for any laws.
 
@@ -82,11 +72,6 @@ def maximum_independent(a: Any, b: Any) -> Moments:
     """Clark's moments of the maximum of two Gaussians (mathematics.md, 7.1)."""
     a, b = lift(a), lift(b)
     return Moments(*gaussian_maximum.pair(a.mean, a.var, b.mean, b.var))
-
-
-def minimum_independent(a: Any, b: Any) -> Moments:
-    """-max(-a, -b)."""
-    return negative(maximum_independent(negative(lift(a)), negative(lift(b))))
 
 
 def hypot_independent(a: Any, b: Any) -> Moments:
@@ -120,21 +105,10 @@ def where_independent(condition: Any, a: Any, b: Any) -> Moments:
     return moments(mean, p * var_of(a) + (1 - p) * var_of(b) + p * (1 - p) * (mean_of(a) - mean_of(b)) ** 2)
 
 
-def masked_fill_independent(x: Any, mask: Any, value: Any) -> Moments:
-    """The value where the mask is set."""
-    value = value if isinstance(value, (Tensor, Moments)) else torch.full_like(mean_of(x), value)
-    return where_independent(mask, value, x)
-
-
 def greater_independent(a: Any, b: Any) -> Moments:
     """P(a > b) for Gaussians."""
     gap = sub_independent(a, b)
     return Moments(*step(gap.mean, gap.std))
-
-
-def less_independent(a: Any, b: Any) -> Moments:
-    """P(a < b) for Gaussians."""
-    return greater_independent(b, a)
 
 
 def _where_line(condition: Any, a: Any, b: Any) -> Any:
@@ -200,14 +174,20 @@ elementwise(
     aten.div,
     aten.true_divide,
     affine=lambda a, b: a.__truediv__(b) if hasattr(a, "slope") else None,
-    independent=div_independent,
+    independent=lambda a, b: mul_independent(a, Moments(*lognormal_power(b.mean, b.std, -1))),  # a times 1 / b
     positive=1,
     approximate=lambda _a, b: QUOTIENT if isinstance(b, Moments) else None,
 )
 elementwise(aten.neg, affine=lambda a: -a)
 elementwise(aten.deg2rad, affine=lambda a: a * (math.pi / 180), monotone=True)
 elementwise(aten.rad2deg, affine=lambda a: a * (180 / math.pi), monotone=True)
-elementwise(aten.addcmul, affine=_addcmul_line, independent=addcmul_independent, multilinear=True, mixes_positions=True)
+elementwise(
+    aten.addcmul,
+    affine=_addcmul_line,
+    independent=lambda base, a, b, value=1: add_independent(base, mul_independent(a, b), alpha=value),
+    multilinear=True,
+    mixes_positions=True,
+)
 elementwise(
     aten.lerp,
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
@@ -224,16 +204,23 @@ elementwise(
 )
 elementwise(aten.logaddexp, knots=SMOOTH_STEP, compares=True, independent=logaddexp_independent)
 elementwise(aten.maximum, aten.fmax, aten.max.other, kinks=(0.0,), compares=True, independent=maximum_independent)
-elementwise(aten.minimum, aten.fmin, aten.min.other, kinks=(0.0,), compares=True, independent=minimum_independent)
+elementwise(
+    aten.minimum,
+    aten.fmin,
+    aten.min.other,
+    kinks=(0.0,),
+    compares=True,
+    independent=lambda a, b: negative(maximum_independent(negative(lift(a)), negative(lift(b)))),
+)
 elementwise(aten.where, affine=_where_line, independent=where_independent, multilinear=True)
 elementwise(
     aten.masked_fill,
     affine=lambda x, mask, value: _where_line(mask, value, x),
-    independent=masked_fill_independent,
+    independent=lambda x, mask, value: where_independent(mask, value, x),
     multilinear=True,
 )
 elementwise(aten.gt, aten.ge, jumps=(0.0,), compares=True, independent=greater_independent)
-elementwise(aten.lt, aten.le, jumps=(0.0,), compares=True, independent=less_independent)
+elementwise(aten.lt, aten.le, jumps=(0.0,), compares=True, independent=lambda a, b: greater_independent(b, a))
 elementwise(aten.eq, aten.ne)
 elementwise(aten.logical_and, aten.bitwise_and, aten.__and__)
 elementwise(aten.logical_or, aten.bitwise_or, aten.__or__)

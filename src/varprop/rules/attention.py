@@ -48,15 +48,10 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     return COARSE if count > exact.FEW else None
 
 
-@rule(
-    aten.softmax.int,
-    aten._softmax,
-    operation="softmax",
-    approximate=_coarse,
-    bounds=(0.0, 1.0),
-    entangles=True,
-    skews=True,
-)
+_SOFTMAX: dict[str, Any] = {"bounds": (0.0, 1.0), "entangles": True, "skews": True}
+
+
+@rule(aten.softmax.int, aten._softmax, operation="softmax", approximate=_coarse, **_SOFTMAX)
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
@@ -66,9 +61,7 @@ def _coarse_groups(x: Moments, index: Tensor, *_: Any) -> str | None:
     return COARSE if x.mean.numel() // x.shape[0] * len(index) > exact.FEW else None
 
 
-@rule(
-    ops.group_softmax, approximate=_coarse_groups, bounds=(0.0, 1.0), entangles=True, mixes_positions=True, skews=True
-)
+@rule(ops.group_softmax, approximate=_coarse_groups, mixes_positions=True, **_SOFTMAX)
 def group_softmax(x: Moments, index: Tensor, dim: int, groups: int) -> Moments:
     """`softmax` over the elements of equal index; groups of one size together."""
     x = write_out(x, dim)
@@ -256,7 +249,9 @@ def attention(
     def attend(q: Moments, k: Moments, v: Moments) -> Moments:
         return _attended(_masked(_scores(q, k, factor), attn_mask, hidden), hidden, v, dropout_p, random)
 
-    if attn_mask is None and hidden is None and _many(q, k, v):  # rows that see few keys share integrals of all heads
+    heads = max(x.mean.shape[:-2].numel() for x in (q, k, v))
+    may_split = heads > 1 and readable(q.mean) and not any(differentiated(x.mean, x.var) for x in (q, k, v))
+    if attn_mask is None and hidden is None and may_split:  # rows that see few keys share integrals of all heads
         return _heads_at_a_time(attend, q, k, v)
     return attend(q, k, v)
 
@@ -269,12 +264,6 @@ def _attended(scores: Moments, hidden: Tensor | None, v: Moments, dropout_p: flo
         return _mixed(p, torch.zeros_like(p), torch.zeros_like(p), v, dropout_p)
     var = var if hidden is None else var.masked_fill(hidden, 0.0)
     return _mixed(p, var, noise(p, var, scores.var), v, dropout_p)
-
-
-def _many(*values: Moments) -> bool:
-    """True if there are enough heads to compute them in blocks, and no derivatives are needed."""
-    heads = max(x.mean.shape[:-2].numel() for x in values)
-    return heads > 1 and readable(values[0].mean) and not any(differentiated(x.mean, x.var) for x in values)
 
 
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ def dense(x: Value) -> Value:
 def extents(x: Value) -> torch.Size:
     """The extents the model sees."""
     return x.full if isinstance(x, Moments) else x.shape
+
+
+def moved(x: Value, move: Callable[[Tensor], Tensor]) -> Value:
+    """A value whose elements are moved, selected, or summed as independent ones: mean and variance alike."""
+    return move(x) if isinstance(x, Tensor) else Moments(move(x.mean), move(x.var))
 
 
 def negative(x: Moments) -> Moments:

@@ -46,10 +46,12 @@ def _alpha_scale(p: float) -> float:
     return float((1 - p + p * (1 - p) * _DROPPED**2) ** -0.5)
 
 
-@rule(aten.feature_dropout, multilinear=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
-@rule(
-    aten.dropout, operation="dropout", noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes
-)
+_FEATURES: dict[str, Any] = {"per_channel": True, "kernel": _dropout_kernel, "mixture": _dropout_outcomes}
+_DROPOUT: dict[str, Any] = {"operation": "dropout", "noise": True, **_FEATURES}
+
+
+@rule(aten.feature_dropout, multilinear=True, **_FEATURES)
+@rule(aten.dropout, **_DROPOUT)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
@@ -62,14 +64,7 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
 
 
-@rule(
-    aten.native_dropout,
-    operation="dropout",
-    noise=True,
-    per_channel=True,
-    kernel=_dropout_kernel,
-    mixture=_dropout_outcomes,
-)
+@rule(aten.native_dropout, **_DROPOUT)
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
     """Moments as by `dropout`; the mask has none."""
     return dropout(x, p, train is not False), None
@@ -186,17 +181,12 @@ def normal(mean: Value | float, std: Value | float = 1.0, **_: Any) -> Moments:
     return moments(torch.as_tensor(centre, dtype=like.dtype, device=like.device), var)
 
 
-def _exponential(rate: float = 1.0) -> tuple[float, float]:
-    """E = 1/r, Var = 1/r^2."""
-    return 1 / rate, 1 / rate**2
-
-
 def _exponential_drawn(z: Tensor, _form: Any, rate: float = 1.0, **_: Any) -> Tensor:
     drawn: Tensor = -torch.special.log_ndtr(z) / rate
     return drawn
 
 
-_like(aten.exponential, law=_exponential, drawn=_exponential_drawn)
+_like(aten.exponential, law=lambda rate=1.0: (1 / rate, 1 / rate**2), drawn=_exponential_drawn)
 
 
 def _integers(*ends: int) -> tuple[float, float]:
@@ -216,16 +206,11 @@ _of_size(aten.randint.default, aten.randint.low, law=_integers, outcomes=_intege
 _like(aten.randint_like.default, aten.randint_like.low_dtype, law=_integers, outcomes=_integer_outcomes)
 
 
-def _coin(p: float = 0.5) -> tuple[float, float]:
-    """One with chance p: E = p, Var = p (1 - p)."""
-    return p, p * (1 - p)
-
-
 def _coin_outcomes(x: Moments, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor([0.0, 1.0], dtype=x.dtype, device=x.device), torch.stack([1 - x.mean, x.mean])
 
 
-_like(aten.bernoulli.p, law=_coin, outcomes=_coin_outcomes)
+_like(aten.bernoulli.p, law=lambda p=0.5: (p, p * (1 - p)), outcomes=_coin_outcomes)
 
 
 @source(aten.bernoulli.default, outcomes=_coin_outcomes)

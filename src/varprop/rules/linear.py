@@ -23,7 +23,7 @@ from torch import Tensor
 from ..gaussian.normal import constant
 from ..graph import ops
 from ..moments import Moments
-from .axes import Ints, Value, dense, extents, lift, per_axis, uniform_axes, write_out
+from .axes import Ints, Value, dense, extents, lift, moved, per_axis, uniform_axes, write_out
 from .registry import rule
 
 aten = torch.ops.aten
@@ -211,8 +211,7 @@ def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
 @rule(ops.transposed_linear, linear=True, weighted=True, channels=-1, bias=2)
 def transposed_linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
     """`linear` with a weight (in, out)."""
-    turned = Moments(weight.mean.mT, weight.var.mT) if isinstance(weight, Moments) else weight.mT
-    return linear(x, turned, bias)
+    return linear(x, moved(weight, lambda t: t.mT), bias)
 
 
 def _weighted_in_parts(x: Moments, weight: Tensor, bias: Value | None) -> Moments:
@@ -305,12 +304,8 @@ def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings
     """
     convolution, count = of_transposed(x, weight, bias, *settings, **named), weight.ndim - 2
     x, meetings = write_out(lift(x), -count - 1), _meetings(x, convolution)
-    steps, pads, gaps, extra = (
-        convolution.stride,
-        [pad for pad, _ in convolution.zeros],
-        convolution.dilation,
-        list(convolution.extra),
-    )
+    steps, pads = convolution.stride, [pad for pad, _ in convolution.zeros]
+    gaps, extra = convolution.dilation, list(convolution.extra)
     for axis in meetings:
         steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
 
@@ -320,7 +315,7 @@ def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings
         return _convolve(t, w, b, steps, pads, gaps, True, extra, convolution.groups)
 
     moments = _weighted(apply, x, convolution.weight, convolution.bias)
-    return pooled(moments, {a - 2 - count: list(s.values()) for a, s in meetings.items()})
+    return pooled(moments, {axis - 2 - count: list(sets.values()) for axis, sets in meetings.items()})
 
 
 def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:
@@ -328,16 +323,16 @@ def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:
 
     E = mean E_p, Var = mean Var_p + spread E_p.
     """
+
+    def averaged(values: Tensor) -> Tensor:
+        for axis, fractions in shares.items():
+            values = (values.movedim(axis, -1) @ constant(tuple(fractions), values)).unsqueeze(-1).movedim(-1, axis)
+        return values
+
     if not shares:
         return x
-    mean = _averaged(x.mean, shares)
-    return Moments(mean, _averaged(x.var + (x.mean - mean).square(), shares))
-
-
-def _averaged(values: Tensor, shares: dict[int, list[float]]) -> Tensor:
-    for axis, fractions in shares.items():
-        values = (values.movedim(axis, -1) @ constant(tuple(fractions), values)).unsqueeze(-1).movedim(-1, axis)
-    return values
+    mean = averaged(x.mean)
+    return Moments(mean, averaged(x.var + (x.mean - mean).square()))
 
 
 rule(

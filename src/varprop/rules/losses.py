@@ -15,7 +15,7 @@ from ..gaussian.normal import Pair
 from ..gaussian.quadrature import expectation
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent, sub_independent
-from .axes import Value, dense, lift, write_out
+from .axes import Value, dense, lift, moved, write_out
 from .norm import unit_normalized, vector_norm
 from .reduction import mean_dim, sum_dim
 from .registry import RANDOM, SMOOTH_STEP, rule
@@ -37,9 +37,7 @@ def _euclidean(_x: Any, _y: Any, p: float = 2.0, *_: Any) -> bool:
 def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -> Moments:
     """|x_i - y_j| for all pairs of rows; of one value's own rows, zero from each to itself."""
     a, b = lift(x).dense(), lift(y).dense()
-    rows = Moments(a.mean.unsqueeze(-2), a.var.unsqueeze(-2))
-    columns = Moments(b.mean.unsqueeze(-3), b.var.unsqueeze(-3))
-    gap = sub_independent(rows, columns)
+    gap = sub_independent(moved(a, lambda t: t.unsqueeze(-2)), moved(b, lambda t: t.unsqueeze(-3)))
     if x is y:
         apart = 1 - torch.eye(a.shape[-2], dtype=gap.dtype, device=gap.device).unsqueeze(-1)
         gap = Moments(gap.mean * apart, gap.var * apart)
@@ -144,8 +142,7 @@ def binary_cross_entropy_with_logits(
     def loss(z: Tensor) -> Tensor:
         return (1 - wide) * z + factor * torch.nn.functional.softplus(-z, threshold=50)
 
-    mean, var = expectation(loss, x.mean, x.std, knots=SMOOTH_STEP)
-    result = Moments(mean, var)
+    result = Moments(*expectation(loss, x.mean, x.std, knots=SMOOTH_STEP))
     return reduced(result if weight is None else mul_independent(result, weight), reduction)
 
 
@@ -197,18 +194,15 @@ def cross_entropy_loss(
     named = _target(target, x.shape[axis], ignore_index, x.mean)
     scale = _by_class(weight, named, axis)
     smooth = (1 - label_smoothing) * named + label_smoothing / x.shape[axis] * named.sum(axis, keepdim=True)
-    loss = _cross_entropy(x, smooth * scale, axis)
+    q = smooth * scale
+    mean, var = exact.logsumexp(x.mean, x.var, axis)
+    share, _ = exact.softmax(x.mean, x.var, axis)
+    whole = q.sum(axis)
+    spread = whole.square() * var + (q.square() * x.var).sum(axis) - 2 * whole * (q * share * x.var).sum(axis)
+    loss = Moments(whole * mean - (q * x.mean).sum(axis), spread.clamp_min(0.0))
     samples = x.mean.numel() / x.shape[axis]
     total = torch.full_like(scale[..., 0], samples) if target.is_floating_point() else (named * scale).sum()
     return _averaged(loss, total.flatten()[0], reduction)
-
-
-def _cross_entropy(x: Moments, q: Tensor, axis: int) -> Moments:
-    mean, var = exact.logsumexp(x.mean, x.var, axis)
-    share, _ = exact.softmax(x.mean, x.var, axis)
-    total = q.sum(axis)
-    spread = total.square() * var + (q.square() * x.var).sum(axis) - 2 * total * (q * share * x.var).sum(axis)
-    return Moments(total * mean - (q * x.mean).sum(axis), spread.clamp_min(0.0))
 
 
 @rule(aten.nll_loss, aten.nll_loss_nd, aten.nll_loss2d, handles=_known_target)

@@ -19,7 +19,7 @@ from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, mul_independent, sub_independent
 from .attention import matmul, product
-from .axes import Value, dense, write_out
+from .axes import Value, dense, moved, write_out
 from .registry import rule
 from .structural import cat
 
@@ -61,10 +61,7 @@ def _alone(term: Term, keep: set[str]) -> Term:
     remaining = _once(letters, keep)
     if remaining == letters:
         return term
-    equation = f"{letters}->{remaining}"
-    if isinstance(value, Tensor):
-        return remaining, torch.einsum(equation, value)
-    return remaining, Moments(torch.einsum(equation, value.mean), torch.einsum(equation, value.var))
+    return remaining, moved(value, lambda t: torch.einsum(f"{letters}->{remaining}", t))
 
 
 def _joined(a: Term, b: Term, keep: set[str]) -> Term:
@@ -101,23 +98,12 @@ def _powers(letters: Sequence[str], operands: Sequence[Value]) -> list[Term]:
     return terms
 
 
-def _extents(terms: Sequence[Term]) -> dict[str, int]:
-    """The extent of every index."""
-    extents_by_letter: dict[str, int] = {}
-    for letters, value in terms:
-        for i, extent in zip(letters, value.shape, strict=True):
-            extents_by_letter[i] = max(extent, extents_by_letter.get(i, 1))
-    return extents_by_letter
-
-
 def _not_broadcast(term: Term, extents: dict[str, int]) -> Term:
     """An operand without the axes along which it is broadcast: its entry there is one value, not several."""
     letters, value = term
     axes = tuple(axis for axis, i in enumerate(letters) if value.shape[axis] < extents[i])
     remaining = "".join(i for axis, i in enumerate(letters) if axis not in axes)
-    if isinstance(value, Tensor):
-        return remaining, value.squeeze(axes)
-    return remaining, Moments(value.mean.squeeze(axes), value.var.squeeze(axes))
+    return remaining, moved(value, lambda t: t.squeeze(axes))
 
 
 def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
@@ -140,8 +126,10 @@ def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | No
     Gaussians: operands that are the same value under the same indices.
     """
     letters_of_operands, output = indices(equation, [x.ndim for x in operands])
-    terms = _powers(letters_of_operands, operands)
-    extents = _extents(terms)
+    terms, extents = _powers(letters_of_operands, operands), dict[str, int]()
+    for term in terms:
+        for letter, extent in zip(term[0], term[1].shape, strict=True):
+            extents[letter] = max(extent, extents.get(letter, 1))
     terms = [_not_broadcast(term, extents) for term in terms]
     for i in range(len(terms)):
         terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))
@@ -204,15 +192,11 @@ def multi_dot(matrices: Sequence[Value]) -> Any:
 @rule(aten.linalg_cross, multilinear=True, mixes_positions=True, skews=True)
 def cross(a: Value, b: Value, *, dim: int = -1) -> Moments:
     """a_j b_k - a_k b_j; exact for independent entries."""
-    a, b = dense(a), dense(b)
-    terms = [mul_independent(_rolled(a, -s, dim), _rolled(b, s, dim)) for s in (1, -1)]
-    return sub_independent(*terms)
 
+    def rolled(x: Value, shift: int) -> Value:
+        return moved(dense(x), lambda t: t.roll(shift, dim))
 
-def _rolled(x: Value, shift: int, dim: int) -> Value:
-    if isinstance(x, Tensor):
-        return x.roll(shift, dim)
-    return Moments(x.mean.roll(shift, dim), x.var.roll(shift, dim))
+    return sub_independent(*(mul_independent(rolled(a, -shift), rolled(b, shift)) for shift in (1, -1)))
 
 
 @rule(aten.cumprod, multilinear=True, mixes_positions=True, entangles=True, skews=True)

@@ -236,17 +236,18 @@ def _trains(x: Any, weight: Any, bias: Any, *further: Any) -> bool:
     return bool(further[2] if len(further) > 4 else further[0])
 
 
-def _infinite(*arguments: Any, **_: Any) -> str | None:
-    return BATCH if _trains(*arguments) else None
+_BATCH_NORM: dict[str, Any] = {
+    "approximate": lambda *arguments, **_: BATCH if _trains(*arguments) else None,
+    "normalizes": _trains,
+    "multilinear": True,
+    "channels": 1,
+}
 
 
 @rule(
     aten.batch_norm,
     batch_norm=lambda _x, weight, bias, mean, var, _training, _momentum, eps, *_: Stored(weight, bias, mean, var, eps),
-    approximate=_infinite,
-    normalizes=_trains,
-    multilinear=True,
-    channels=1,
+    **_BATCH_NORM,
 )
 def batch_norm(
     x: Moments,
@@ -265,15 +266,7 @@ def batch_norm(
     return _by_stored(x, weight, bias, running_mean, running_var, eps)
 
 
-@rule(
-    aten.native_batch_norm,
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_functional,
-    approximate=_infinite,
-    normalizes=_trains,
-    multilinear=True,
-    channels=1,
-)
+@rule(aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional, **_BATCH_NORM)
 def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *further: Any) -> tuple[Any, ...]:
     """`batch_norm`; the statistics it would save are not followed, the running ones stay as they are."""
     stored = further if len(further) > 3 else (None, None, *further)

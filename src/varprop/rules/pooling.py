@@ -273,13 +273,11 @@ def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, 
     kinds: list[list[tuple[Reads, float]]] = []
     for uniform, extent, size in zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True):
         if uniform:
-            kinds.append([(k, share) for k, share in _window_sizes(extent, size).items()])
+            kinds.append([*_window_sizes(extent, size).items()])
         else:
             kinds.append([(_adaptive_positions(extent, size, x.device), 1.0)])
-    outcomes = [
-        (prod(share for _, share in kind), _maximum(x, [reads for reads, _ in kind])) for kind in product(*kinds)
-    ]
-    return mixture(outcomes), None
+    choices = (zip(*kind, strict=True) for kind in product(*kinds))
+    return mixture([(prod(shares), _maximum(x, reads)) for reads, shares in choices]), None
 
 
 # Codes of the sampler's modes.
@@ -376,23 +374,15 @@ def _nearest(op: Any) -> None:
 
 
 for _op in (
-    aten.upsample_linear1d,
-    aten.upsample_bilinear2d,
-    aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d,
-    aten._upsample_bilinear2d_aa,
-    aten._upsample_bicubic2d_aa,
-):
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d,
+    aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
+):  # fmt: skip
     _interpolation(_op)
 
 for _op in (
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.upsample_nearest3d,
-    aten._upsample_nearest_exact1d,
-    aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-):
+    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
+    aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d,
+):  # fmt: skip
     _nearest(_op)
 
 

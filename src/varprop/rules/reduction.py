@@ -89,10 +89,9 @@ def joined_last(x: Tensor, axes: list[int]) -> Tensor:
 
 def restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
     """The reduced axes back in place with extent 1, if they are to be kept."""
-    mean, var = x.mean, x.var
     for axis in sorted(axes) if keepdim else ():
-        mean, var = mean.unsqueeze(axis), var.unsqueeze(axis)
-    return Moments(mean, var)
+        x = Moments(x.mean.unsqueeze(axis), x.var.unsqueeze(axis))
+    return x
 
 
 @rule(aten.amax, aten.max.default, order_statistic=True, maximum=True, reduces=True)
@@ -236,9 +235,8 @@ def _largest(mean: Tensor, std: Tensor, count: int) -> Pair:
     exceeds = (1 - exactly.cumsum(-1)).clamp_min(0.0)
     start = t[0]
     first_moment = step * (exceeds.sum(0) - 0.5)
-    second_moment = (
-        step * (2 * (t - start) * exceeds).sum(0) + step.square() / 6
-    )  # the rule's error where 2 (t - start) begins
+    # step^2 / 6: the error of the trapezoidal rule where 2 (t - start) begins
+    second_moment = step * (2 * (t - start) * exceeds).sum(0) + step.square() / 6
     return start + first_moment, (second_moment - first_moment.square()).clamp_min(0.0)
 
 
@@ -248,16 +246,14 @@ def largest(x: Moments, count: int, dim: int) -> Moments:
     dtype, (mean, std) = promote(x.mean.movedim(dim, -1), x.std.movedim(dim, -1))
     m, v = rowwise(lambda a, b: _largest(a, b, count), mean, std)
     still = (std == 0).all(-1, keepdim=True)
-    m = torch.where(still, mean.topk(count, -1).values, m)
-    v = torch.where(still, torch.zeros_like(v), v)
+    m, v = torch.where(still, mean.topk(count, -1).values, m), torch.where(still, torch.zeros_like(v), v)
     return Moments(m.movedim(-1, dim).to(dtype), v.movedim(-1, dim).to(dtype))
 
 
 def _rank(x: Moments, rank: int, dim: int, keepdim: bool) -> Moments:
     """The value with ``rank`` - 1 smaller ones along an axis."""
     top = largest(x, x.full[dim] - rank + 1, dim)
-    mean, var = top.mean.select(dim, -1), top.var.select(dim, -1)
-    return Moments(mean.unsqueeze(dim), var.unsqueeze(dim)) if keepdim else Moments(mean, var)
+    return restored(Moments(top.mean.select(dim, -1), top.var.select(dim, -1)), [dim], keepdim)
 
 
 def _flat(x: Moments) -> Moments:
@@ -338,8 +334,8 @@ def argmax(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments
     index = torch.arange(p.shape[-1], dtype=p.dtype, device=p.device)
     m = (p * index).sum(-1, keepdim=True)
     v = (p * (index - m).square()).sum(-1, keepdim=True)
-    results = [t.movedim(-1, axis) if keepdim else t.squeeze(-1) for t in (m, v)]
-    return Moments(results[0].to(dtype), results[1].to(dtype))
+    m, v = (t.movedim(-1, axis) if keepdim else t.squeeze(-1) for t in (m, v))
+    return Moments(m.to(dtype), v.to(dtype))
 
 
 @rule(aten.argmin, approximate=ORDER, skews=True)

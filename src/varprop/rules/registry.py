@@ -242,7 +242,7 @@ def first_is_random(first: Any, *_further: Any, **_named: Any) -> bool:
 
 
 def _require_operation(key: Key) -> None:
-    """Refuse what no graph holds, under which a rule would never be found."""
+    """Refuse keys that no node of a graph has for its target: their rules would never be found."""
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
         return
     if isinstance(key, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or key in vars(ops).values():

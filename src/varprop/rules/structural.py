@@ -17,23 +17,24 @@ from .registry import RANDOM, constant, rule, structural
 
 aten = torch.ops.aten
 
-structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, selects=True)
-structural(aten.unsqueeze, operation="view", selects=True)
-structural(aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
-structural(aten.expand, operation="view", selects=True)
-structural(aten.repeat, aten.tile, aten.repeat_interleave, selects=True)
+structural(
+    aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.squeeze, aten.flip, aten.fliplr,
+    aten.flipud, aten.rot90, aten.repeat, aten.tile, aten.repeat_interleave, aten.narrow, aten.diagonal, aten.unfold,
+    aten.pixel_shuffle, aten.pixel_unshuffle, aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d,
+    aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True,
+)  # fmt: skip
+structural(aten.unsqueeze, aten.expand, operation="view", selects=True)
 structural(aten.select, operation="select", selects=True)
 structural(aten.slice, operation="slice", selects=True)
-structural(aten.narrow, aten.diagonal, aten.unfold, selects=True)
-structural(aten.im2col, repeats_elements=0)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
+structural(aten.unsafe_split, aten.unsafe_split_with_sizes)
 structural(aten.vstack, aten.hstack, aten.dstack, aten.column_stack, aten.broadcast_tensors, aten.meshgrid)
 structural(aten.diag, aten.diag_embed, aten.masked_select)
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace, adds=True)
-structural(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=0)
-structural(aten.tril, aten.triu)
-structural(aten.slice_scatter, aten.select_scatter, aten.index_copy)
+structural(aten.im2col, aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=0)
+structural(aten.tril, aten.triu, aten.slice_scatter, aten.select_scatter, aten.index_copy)
+structural(aten.scatter.src, aten.diagonal_scatter, aten.masked_scatter)
 structural(aten.index_put, repeats_elements=2, adds=lambda _x, _indices, _values, accumulate=False: accumulate)
 
 
@@ -44,9 +45,6 @@ def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
 
 structural(aten.copy, evaluate=_overwritten, overwrites=True, casts=1)
 structural(aten.fill.Tensor, evaluate=_overwritten, overwrites=True)
-structural(aten.pixel_shuffle, aten.pixel_unshuffle, selects=True)
-structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, selects=True)
-structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True)
 
 constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill.Scalar)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
@@ -79,8 +77,9 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     ndim = max(t.ndim for t in tensors)
     dim = dim % ndim
     uniform = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
-    means, variances = zip(*(_write_out(t, uniform) for t in tensors), strict=True)
-    return Moments(torch.cat(means, dim), torch.cat(variances, dim))
+    shapes = [[1 if alike else n for alike, n in zip(uniform, extents(t), strict=True)] for t in tensors]
+    parts = [lift(t).expand(*shape) for t, shape in zip(tensors, shapes, strict=True)]
+    return Moments(torch.cat([part.mean for part in parts], dim), torch.cat([part.var for part in parts], dim))
 
 
 @structural(aten.stack, selects=True)
@@ -120,12 +119,6 @@ def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments
     return Moments(aten.roll(x.mean, shifts, dims), aten.roll(x.var, shifts, dims))
 
 
-def _write_out(t: Any, uniform: list[bool]) -> tuple[Tensor, Tensor]:
-    shape = [1 if keep else extent for keep, extent in zip(uniform, extents(t), strict=True)]
-    t = lift(t)
-    return t.mean.expand(shape), t.var.expand(shape)
-
-
 def _unsqueeze(t: Any, dim: int) -> Any:
     if isinstance(t, Tensor):
         return t.unsqueeze(dim)
@@ -133,9 +126,6 @@ def _unsqueeze(t: Any, dim: int) -> Any:
 
 
 _NEVER = -1e30  # below any value a model computes
-
-structural(aten.scatter.src, aten.diagonal_scatter, aten.masked_scatter)
-structural(aten.unsafe_split, aten.unsafe_split_with_sizes)
 
 
 def _with_value(op: Any) -> None:
