@@ -16,6 +16,7 @@ from ..gaussian.quadrature import PANELS, Pointwise, crossings, expectation
 from ..gaussian.rectifier import relu_of_sum
 from ..graph.node import Node, resolve
 from ..moments import Moments
+from ..rules.axes import lift, mixture
 from ..rules.registry import Rule
 from .plan import Plan
 
@@ -82,7 +83,7 @@ LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 
 
 class Clusters:
-    """The elementwise part of a evaluation: values of `env` are Moments for roots and plain tensors for constants."""
+    """The elementwise part of an evaluation: values of `env` are Moments for roots and plain tensors for constants."""
 
     def __init__(self, plan: Plan, env: dict[Node, Any]) -> None:
         self.plan = plan
@@ -134,13 +135,15 @@ class Clusters:
         if base is not node:
             return through_line(value(base), line)
         if node in self.plan.skips:
-            return after_skip(*(value(term) for term in self.plan.skips[node]))
+            rectified, other = (value(term) for term in self.plan.skips[node])
+            return Moments(*relu_of_sum(rectified.mean, rectified.var, other.mean, other.var))
         rule, root, argument = self.plan.rules[node], self.plan.root[node], self._only_argument(node)
-        if (drawn := self._drawn(root)) is not None:
-            return self._integrate_draws(node, root, value(root), drawn)
-        if (mixture := self.plan.mixture(root)) is not None:
-            return self._mix(node, root, value(mixture[0]), mixture[1])
-        if (source := self.plan.rules.get(root)) is not None and source.outcomes is not None:
+        source = self.plan.rules.get(root)
+        if source is not None and source.drawn is not None:
+            return self._integrate_draws(node, root, value(root), source.drawn)
+        if (mixed := self.plan.mixture(root)) is not None:
+            return self._mix(node, root, value(mixed[0]), mixed[1])
+        if source is not None and source.outcomes is not None:
             return self._sum_outcomes(node, root, value(root), source.outcomes)
         if rule.function is not None and argument is not None and self.line(argument)[0] is root:
             return self._closed_form(node, value(argument))
@@ -148,7 +151,7 @@ class Clusters:
 
     def moments_from(self, node: Node, start: Node, moments: Moments) -> Moments:
         """Moments of a node as if an earlier node of its cluster were Gaussian with the given moments."""
-        line = self._line_from(node, start, {})
+        line = self._line_from(node, start)
         if line is not None:
             return through_line(moments, line)
         result = self.of_gaussian(node, start, moments)
@@ -156,13 +159,14 @@ class Clusters:
         mean, var = (values.reshape(values.shape[extra:]) for values in (result.mean, result.var))
         return Moments(mean, var)
 
-    def _line_from(self, node: Node, start: Node, lines: dict[Node, Line | None]) -> Line | None:
+    def _line_from(self, node: Node, start: Node, known: dict[Node, Line | None] | None = None) -> Line | None:
         """A node's affine relation to an earlier node of its cluster, reading nothing before that; None if curved.
 
-        `lines` holds those of nodes visited before.
+        `known` holds those of nodes visited before.
         """
         if node is start:
             return IDENTITY
+        lines = {} if known is None else known
         if node not in lines:
             lines[node] = None
             operands = self.plan.random_operands(node)
@@ -180,18 +184,13 @@ class Clusters:
         return self._integrate(node, start, moments)
 
     def _mix(self, node: Node, root: Node, x: Moments | Tensor, outcomes: list[tuple[float, float, float]]) -> Moments:
-        """Moments of `node` as a function of what is one of several lines of x, each with its chance.
-
-        E = sum p E_p, Var = sum p (Var_p + (E_p - E)^2): exact for Gaussian x.
-        """
-        x = Moments(x, torch.zeros_like(x)) if isinstance(x, Tensor) else x
+        """Moments of `node` as a function of what is one of several lines of x, each with its chance; by `mixture`."""
+        x = lift(x)
         branches = [
             (chance, self.of_gaussian(node, root, Moments(slope * x.mean + offset, slope**2 * x.var)))
             for chance, slope, offset in outcomes
         ]
-        mean = torch.stack([chance * branch.mean for chance, branch in branches]).sum(0)
-        spread = [chance * (branch.var + (branch.mean - mean).square()) for chance, branch in branches]
-        return Moments(mean, torch.stack(spread).sum(0))
+        return mixture(branches)
 
     def _only_argument(self, node: Node) -> Node | None:
         operands = self.plan.random_operands(node)
@@ -248,32 +247,24 @@ class Clusters:
         def function(x: Tensor) -> Tensor:
             return self.evaluate(path, root, x).to(x.dtype)
 
-        if self.needs_positive(path, root):
-            return _over_lognormal(function, mean, std)
-
         def integrals(m: Tensor, s: Tensor) -> Pair:
             return expectation(function, m, s, **self.panels(path, root, m, s))
 
+        if self.needs_positive(path, root):
+            return _over_lognormal(function, mean, std)
         interpolated = self._interpolated(path, function, integrals, mean, std)
-        if interpolated is not None:
-            return interpolated
-        return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std)))
+        return Moments(*integrals(mean, std)) if interpolated is None else interpolated
 
-    def _drawn(self, root: Node) -> Pointwise | None:
-        """The numbers that a source draws, as a function of a standard Gaussian variable; None for Gaussian sources."""
-        rule = self.plan.rules.get(root)
-        if rule is None or rule.drawn is None:
-            return None
-        draw = rule.drawn
-        args, kwargs = self.arguments(root, lambda _: None)  # extents of a random argument do not matter here
-        return lambda z: draw(z, *args, **kwargs)
-
-    def _integrate_draws(self, node: Node, root: Node, moments: Moments, drawn: Pointwise) -> Moments:
-        """Moments of `node` as a function of random numbers that are not Gaussian."""
+    def _integrate_draws(self, node: Node, root: Node, moments: Moments, law: Callable[..., Tensor]) -> Moments:
+        """Moments of `node` as a function of random numbers that are not Gaussian, drawn by a `law`."""
         path = self.path(node, root)
+        args, kwargs = self.arguments(root, lambda _: None)  # extents of a random argument do not matter here
         ndim = max([moments.ndim, *(p.ndim for p in path)])
         mean = torch.zeros_like(_lead(moments.mean, ndim), dtype=working_dtype(moments.device))
         std = torch.ones_like(mean)
+
+        def drawn(z: Tensor) -> Tensor:
+            return law(z, *args, **kwargs)
 
         def function(z: Tensor) -> Tensor:
             return self.evaluate(path, root, drawn(z)).to(z.dtype)
@@ -335,7 +326,7 @@ class Clusters:
     def needs_positive(self, path: list[Node], root: Node) -> bool:
         """True if a function on the path makes sense only where the root is of one sign."""
         arguments = map(self._positive_argument, path)
-        return any(self._line_over(argument, root) is not None for argument in arguments if argument is not None)
+        return any(self._line_from(argument, root) is not None for argument in arguments if argument is not None)
 
     def _positive_argument(self, node: Node) -> Node | None:
         """The random argument that must be positive for the node's operation to make sense, if there is one."""
@@ -343,10 +334,6 @@ class Clusters:
         position = position(*map(self._constant, node.args)) if callable(position) else position
         argument = node.args[position] if position is not None else None
         return argument if self.plan.random(argument) else None
-
-    def _line_over(self, node: Any, root: Node) -> Line | None:
-        """A node's affine relation to a root, reading nothing before that; None if it has none."""
-        return self._line_from(node, root, {})
 
     def panels(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
@@ -363,14 +350,11 @@ class Clusters:
     def _peaks(self, node: Node, root: Node) -> bool:
         """True if a node is a quotient, root or logarithm of something that may have a smooth minimum."""
         argument = self._positive_argument(node)
-        if argument is None or self._line_over(argument, root) is not None:
+        if argument is None or self._line_from(argument, root) is not None:
             return False
-        return any(self._multiplies(step) for step in self.path(argument, root))
-
-    def _multiplies(self, node: Node) -> bool:
-        """True if a node multiplies random values: a product, a square, another power."""
-        rule = self.plan.rules[node]
-        return rule.operation == "power" or (rule.product and all(map(self.plan.random, node.args)))
+        steps = [(self.plan.rules[step], step.args) for step in self.path(argument, root)]
+        # products of random values, squares and other powers
+        return any(rule.operation == "power" or (rule.product and all(map(self.plan.random, a))) for rule, a in steps)
 
     def points(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
@@ -419,7 +403,7 @@ class Clusters:
 
     def _argument_line(self, node: Node, rule: Rule, root: Node) -> Line | None:
         lines: list[Any] = [
-            self._line_over(a, root) if self.plan.random(a) else self._constant(a)
+            self._line_from(a, root) if self.plan.random(a) else self._constant(a)
             for a in node.args[: 1 + rule.compares]
         ]
         if any(line is None for line in lines):
@@ -435,11 +419,6 @@ def steps_between(start: Node, end: Node) -> tuple[str, ...]:
         steps.append(f"{node.target}{node.args[1:]}{node.kwargs}")
         node = node.args[0]
     return tuple(steps)
-
-
-def after_skip(rectified: Moments, shortcut: Moments) -> Moments:
-    """The rectifier of a sum with a rectified term."""
-    return Moments(*relu_of_sum(rectified.mean, rectified.var, shortcut.mean, shortcut.var))
 
 
 def _unless_listed(at: Tensor, listed: list[Tensor], mean: Tensor, std: Tensor) -> Tensor:
