@@ -128,19 +128,18 @@ def operation_of(node: Any) -> Operation | None:
 
 
 def _visit(plan: Plan, node: Node) -> None:
+    """Find out whether a node is random, on what it depends, and which rule computes it."""
     operands, rule = plan.random_operands(node), rule_of(node)
     if _draws_places(plan, node, rule) or (not operands and plan.drawn.intersection(node.operands)):
         plan.drawn.add(node)
         return
-    if rule and rule.kind == "source":
+    if rule and (rule.kind == "source" or (not operands and _drops(node, rule))):
         plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
         return
-    if rule is None and not operands and _draws(node):
+    # floating point numbers that are drawn must not count as constants; whole ones may
+    if rule is None and not operands and _is_floating(node) and _is_seeded(node):
         plan.sources[node], plan.root[node] = frozenset([node]), node
         plan.missing.append(node)
-        return
-    if rule and not operands and _drops(node, rule):
-        plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
         return
     if not operands or (rule and rule.kind == "constant"):
         return
@@ -181,16 +180,16 @@ def _draws_places(plan: Plan, node: Node, rule: Rule | None) -> bool:
         return False
     operands = plan.random_operands(node)
     if rule is None and not operands:
-        return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        return _is_seeded(node)
     parent = plan.rules.get(node.args[0]) if node.target is operator.getitem else None
     ranks = node.target is not operator.getitem or (parent is not None and parent.order_statistic)
     inner = all(source.target is not None for operand in operands for source in plan.sources[operand])
     return rule is None and ranks and inner
 
 
-def _draws(node: Node) -> bool:
-    """True if an operation draws floating point numbers, which must not count as constants; indices may."""
-    return _is_floating(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def _is_seeded(node: Node) -> bool:
+    """True if an operation of torch draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _drops(node: Node, rule: Rule) -> bool:
@@ -217,7 +216,7 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule.kind == "structural" and len(random) > 1 and _joins_copies(plan, node, random):
         return True
     if rule.repeats_elements is not None and plan.random(node.args[rule.repeats_elements]):
-        return _repeats_elements(plan.program, node, node.args[rule.repeats_elements])
+        return _repeats_elements(plan, node, node.args[rule.repeats_elements])
     selects = rule.selects or not isinstance(node.info, TensorInfo)  # a list of views can only select
     # beside its result a dropout gives its mask, which is no copy
     size = _count(node) if rule.kind == "structural" else _count_of(_first_info(node))
@@ -389,10 +388,9 @@ class _Numbers:
         elif rule.kind == "structural":
             random = [operand for operand in node.reads if self.plan.random(operand)]
             self.at[node] = [
-                moved
+                self.moved(node, position, numbers)
                 for position, operand in enumerate(random)
                 for numbers in self.at.get(operand, ())
-                for moved in [self._moved(node, position, numbers)]
             ]
         else:
             shape, distinct = _first_info(node).shape, list[Tensor]()
@@ -405,7 +403,7 @@ class _Numbers:
         """Which numbers a node has from one of its random operands, told by its position among them."""
         if operand in self.mixed:
             return self.mixed[operand]
-        return self._present([self._moved(node, position, numbers) for numbers in self.at.get(operand, ())])
+        return self._present([self.moved(node, position, numbers) for numbers in self.at.get(operand, ())])
 
     def _present(self, numbers: list[Any]) -> Tensor:
         present = self.none()
@@ -414,7 +412,7 @@ class _Numbers:
         present[0] = False
         return present
 
-    def _moved(self, node: Node, position: int, numbers: Tensor) -> Any:
+    def moved(self, node: Node, position: int, numbers: Tensor) -> Any:
         """The numbers of one random operand after an operation that moves elements; 0 for elements of others."""
         rule = self.plan.rules[node]
 
@@ -436,39 +434,23 @@ class _Numbers:
         return pytree.tree_map(lambda a, b: ((a - b) / 2).nan_to_num(0.0), first, second)
 
 
-def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
+def _repeats_elements(plan: Plan, node: Node, x: Node) -> bool:
     """True if an operation returns an element of an argument twice, or if that depends on more than constants."""
-    constants = dict(program.constants)
-    numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.info.device).view(x.info.shape)
-
-    def result(labels: Tensor) -> Tensor:
-        def value(operand: Node) -> Any:
-            if operand is x:
-                return labels
-            return labels.new_zeros(operand.info.shape) if _is_floating(operand) else _constant(operand, constants)
-
-        moved: Tensor = _run(node, value)
-        return moved.flatten()
-
+    numbers, random = _Numbers(plan, x), [operand for operand in node.reads if plan.random(operand)]
     try:
-        first, second = result(numbers), result(-numbers)
+        moved = numbers.moved(node, random.index(x), numbers.at[x][0])
     except KeyError:
         return True
-    times = first[first != second].long().bincount()  # what comes from elsewhere stays the same
-    return bool((times > 1).any())
-
-
-def _run(node: Node, value: Callable[[Node], Any]) -> Any:
-    args, kwargs = resolve((node.args, node.kwargs), value)
-    return node.target(*args, **kwargs)
+    return bool((moved.flatten().long().bincount()[1:] > 1).any())
 
 
 def _constant(node: Node, constants: dict[Node, Any]) -> Any:
     """The value of a node that the known constants decide; a KeyError where inputs, parameters, buffers or draws do."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if _is_seeded(node):
         raise KeyError(node)
     if node not in constants and node.target is not None:
-        constants[node] = _run(node, lambda operand: _constant(operand, constants))
+        args, kwargs = resolve((node.args, node.kwargs), lambda operand: _constant(operand, constants))
+        constants[node] = node.target(*args, **kwargs)
     return constants[node]
 
 
@@ -491,13 +473,8 @@ def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
     """The rectified term and the other, if a node is the rectifier of a sum of two that has exactly one."""
     total = node.args[0]
     rule = rule_of(total) if isinstance(total, Node) else None
-    if (
-        operation_of(node) != "relu"
-        or rule is None
-        or rule.signs != (1.0, 1.0)
-        or plan.inside_cluster(total)
-        or total.kwargs
-    ):
+    adds = rule is not None and rule.signs == (1.0, 1.0) and not plan.inside_cluster(total) and not total.kwargs
+    if operation_of(node) != "relu" or not adds:
         return None
     terms = list(total.args[:2])
     rectified = [operation_of(term) == "relu" for term in terms]
@@ -520,10 +497,7 @@ def _is_floating(node: Node) -> bool:
     return isinstance(node.info, TensorInfo) and node.info.is_floating
 
 
-BY_SAMPLING = 'pass on_missing="sample" to estimate them by sampling'
-
-
-def require_complete(plan: Plan, otherwise: str = BY_SAMPLING) -> None:
+def require_complete(plan: Plan, otherwise: str = 'pass on_missing="sample" to estimate them by sampling') -> None:
     """Raise `MissingRule`, once, for all on the random path without a rule; `otherwise` says what else can be done."""
     if plan.missing:
         raise MissingRule(f"{describe_missing(plan.missing)}\n\nWrite these rules, or {otherwise}.")
@@ -538,7 +512,7 @@ def describe_missing(missing: list[Node]) -> str:
         node = first[target]
         paragraphs.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
         paragraphs.append(f"  at {node.line or 'unknown line'}")
-        if any(info.dtype.is_complex for info in [node.info] if isinstance(info, TensorInfo)):
+        if isinstance(node.info, TensorInfo) and node.info.dtype.is_complex:
             paragraphs.append(
                 "  gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
                 "`@vp.rule(ThatModule)`"
