@@ -122,13 +122,8 @@ def evaluation_for(covariance: Any) -> type[Evaluation]:
 def _recording(components: list[dict[Node, Any]], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Within, autograd records what was asked for; torch.func differentiates without being asked."""
     if gradients is None:
-        values = [
-            t
-            for inputs in components
-            for v in inputs.values()
-            for t in ((v.mean, v.var) if isinstance(v, Moments) else (v,))
-        ]
-        gradients = any(isinstance(value, Tensor) and value.requires_grad for value in values)
+        tensors = (leaf for leaf in pytree.tree_leaves(components) if isinstance(leaf, Tensor))
+        gradients = any(tensor.requires_grad for tensor in tensors)
     transformed = torch._C._are_functorch_transforms_active()
     return contextlib.nullcontext() if gradients or transformed else torch.no_grad()
 
@@ -191,20 +186,18 @@ def _forms(plan: Plan, node: Node) -> Any:
 
 
 def _entry(node: Node, status: Status, reasons: tuple[str, ...], moments: Moments | None = None) -> Entry:
-    return Entry(node.name, _op_name(node), node.module, node.line, status, reasons, moments)
-
-
-def _op_name(node: Node) -> str:
     overload = isinstance(node.target, torch._ops.OpOverload)
-    return str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
+    operation = str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
+    return Entry(node.name, operation, node.module, node.line, status, reasons, moments)
 
 
 def _result(evaluation: Evaluation, calls: dict[str, ModuleCalls]) -> Result:
-    program = evaluation.plan.program
-    outputs = [evaluation.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
+    program, env = evaluation.plan.program, evaluation.env
+    outputs = [env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
     entries = tuple(_dynamic_entry(evaluation, node) for node in program.nodes if _counts(evaluation.plan, node))
-    moments = {path: _random_calls(evaluation, values.outputs) for path, values in calls.items()}
-    moments = {path: values for path, values in moments.items() if values}
+    values = {path: [env.get(node) for node in call.outputs] for path, call in calls.items()}
+    random = {path: tuple(v for v in several if isinstance(v, Moments)) for path, several in values.items()}
+    moments = {path: several for path, several in random.items() if several}
     return Result(
         pytree.tree_unflatten(outputs, program.output_spec),
         entries,
@@ -212,11 +205,6 @@ def _result(evaluation: Evaluation, calls: dict[str, ModuleCalls]) -> Result:
         {path: calls[path].class_name for path in moments},
         evaluation.assumption,
     )
-
-
-def _random_calls(evaluation: Evaluation, nodes: list[Node]) -> tuple[Moments, ...]:
-    values = (evaluation.env.get(node) for node in nodes)
-    return tuple(value for value in values if isinstance(value, Moments))
 
 
 def _dynamic_entry(evaluation: Evaluation, node: Node) -> Entry:

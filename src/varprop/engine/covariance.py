@@ -203,7 +203,9 @@ class CovarianceEvaluation(Evaluation):
         root = self.plan.root[a]
         paths = [self.clusters.path(node, root) for node in (a, b)]
         total, means = torch.zeros_like(self.env[a].mean), [self.env[a].mean, self.env[b].mean]
-        for chance, slope, offset, x in self._outcomes(root):
+        source, outcomes = self._outcomes(root)
+        x = self.value(source)
+        for chance, slope, offset in outcomes:
             mean, std = slope * x.mean + offset, abs(slope) * x.std
 
             def product(values: Tensor) -> Tensor:
@@ -216,12 +218,9 @@ class CovarianceEvaluation(Evaluation):
             total = total + chance * expectation(product, mean, std, **points, panels=count)[0]
         return total.flatten()
 
-    def _outcomes(self, root: Node) -> list[tuple[float, float, float, Moments]]:
-        """A value as lines of a Gaussian one, each with its chance: several behind a dropout."""
-        mixture = self.plan.mixture(root)
-        if mixture is None:
-            return [(1.0, 1.0, 0.0, self.value(root))]
-        return [(*outcome, self.value(mixture[0])) for outcome in mixture[1]]
+    def _outcomes(self, root: Node) -> tuple[Node, list[tuple[float, float, float]]]:
+        """The Gaussian value that a root is a line of, and chance, slope and offset: several behind a dropout."""
+        return self.plan.mixture(root) or (root, [(1.0, 1.0, 0.0)])
 
     # How a value follows from those it reads
 
@@ -236,9 +235,7 @@ class CovarianceEvaluation(Evaluation):
             return Local({}, value.var.flatten()), value.mean
         if not operands or rule.kind == "source":
             return Local({}, value.var.flatten()), value.mean
-        if rule.multilinear and rule.normalizes(
-            *parent.args
-        ):  # a batch norm in training, by statistics of a large batch
+        if rule.multilinear and rule.normalizes(*parent.args):  # a batch norm in training, by a large batch
             return self._follow_batch_norm(node, parent, value), value.mean
         if self._is_linear(parent, rule, operands):
             return Local({o: functools.partial(self._through, node, parent, o) for o in operands}), value.mean
@@ -293,10 +290,8 @@ class CovarianceEvaluation(Evaluation):
             self.value(base)
             return Local({base: _scaling(_flat(line.slope, value), base, node)})
         root = self.plan.root[node]
-        outcomes = self._outcomes(root)
-        mixture = self.plan.mixture(root)
-        x = root if mixture is None else mixture[0]
-        if not self.plan.random(x) or not any(slope for _, slope, *_ in outcomes):
+        x, outcomes = self._outcomes(root)
+        if not self.plan.random(x) or not any(slope for _, slope, _ in outcomes):
             return Local({}, value.var.flatten())
         curve = self._curve(node, root, x, outcomes, value)
         return Local({x: _scaling(curve.slope, x, node)}, curve=(x, curve))
@@ -316,21 +311,18 @@ class CovarianceEvaluation(Evaluation):
             return self.clusters.evaluate(path, root, values).to(values.dtype)
 
         work, total = working_dtype(value.device), None
-        for chance, slope, offset, gaussian in outcomes:
+        for chance, slope, offset in outcomes:
             if slope:
-                mean, width = ((slope * gaussian.mean + offset).to(work), (abs(slope) * gaussian.std).to(work))
-                mean, width = mean.expand(value.shape), width.expand(value.shape)
+                gaussian = slope * moments.mean + offset, abs(slope) * moments.std
+                mean, width = (t.to(work).expand(value.shape) for t in gaussian)
                 series = hermite(function, mean, width, **self.clusters.panels(path, root, mean, width))
                 sign = -1.0 if slope < 0 else 1.0
                 terms = [chance * sign**n * c for n, c in enumerate(series, 1)]
                 total = terms if total is None else [a + b for a, b in zip(total, terms, strict=True)]
         assert total is not None
         first, *further = (c.flatten().to(value.dtype) for c in total)
-        return Nonlinearity(
-            std,
-            first / std.clamp_min(1e-6 * (1.0 + moments.mean.detach().abs().expand(value.shape).flatten())),
-            further,
-        )
+        least = 1e-6 * (1.0 + moments.mean.detach().abs().expand(value.shape).flatten())
+        return Nonlinearity(std, first / std.clamp_min(least), further)
 
     def _straight_sides(self, path: list[Node], root: Node, x: Moments, value: Moments) -> Nonlinearity | None:
         """The curve of a function that is straight on either side of a single kink; None for other functions."""
@@ -417,11 +409,10 @@ class CovarianceEvaluation(Evaluation):
         recorded, values = torch.is_grad_enabled(), {operand: self.env[operand] for operand in operands}
         with torch.enable_grad():
             for operand, value in values.items():
-                mean, var = (
-                    (value.mean, value.var) if shape is None else (t.expand(shape) for t in (value.mean, value.var))
-                )
-                leaf = mean + 0.0 if recorded and mean.requires_grad else mean.detach().clone().requires_grad_()
-                self.env[operand] = Moments(leaf, var)
+                x = value if shape is None else value.expand(*shape)
+                traced = recorded and x.mean.requires_grad
+                leaf = x.mean + 0.0 if traced else x.mean.detach().clone().requires_grad_()
+                self.env[operand] = Moments(leaf, x.var)
             leaves = [self.env[operand].mean for operand in operands]
             try:
                 result = moments().dense()

@@ -52,7 +52,9 @@ def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
             f"{op} gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
             "`@vp.rule(ThatModule)`."
         )
-    values = [_moments(torch.stack(column)) for column in zip(*outputs, strict=True)]
+    columns = (torch.stack(column) for column in zip(*outputs, strict=True))
+    results = (column if column.is_floating_point() else column.float() for column in columns)
+    values = [Moments(result.mean(0), result.var(0, correction=0)) for result in results]
     return values[0] if len(values) == 1 else values
 
 
@@ -66,11 +68,6 @@ def draw(tree: Any) -> Any:
         return dense.mean + dense.std * torch.randn(dense.shape, dtype=dense.dtype, device=dense.device)
 
     return pytree.tree_map(one, tree, is_leaf=lambda leaf: isinstance(leaf, Moments))
-
-
-def _moments(values: Tensor) -> Moments:
-    values = values if values.is_floating_point() else values.float()
-    return Moments(values.mean(0), values.var(0, correction=0))
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ BranchSums = dict[Node, tuple[Branch, ...]]  # a node as a sum of branches of ea
 
 
 class Branches:
-    """The sums of a evaluation that can be put together."""
+    """The sums of an evaluation that can be put together."""
 
     def __init__(self, clusters: Clusters) -> None:
         self.clusters, self.plan, self.env = clusters, clusters.plan, clusters.env
@@ -105,7 +102,9 @@ class Branches:
             if source is not node and any(branch.conv for branch in branches):
                 combined = self._whole(branches)
                 if combined is not None:
-                    arguments = (self.env[source], *_arguments(combined))
+                    weight, bias, before = combined.weight, combined.bias, [first for first, _ in combined.zeros]
+                    settings = combined.stride, before, combined.dilation, combined.groups
+                    arguments = (self.env[source], weight, bias, *settings)
                     return conv(*arguments), border(*arguments)
         return None
 
@@ -138,9 +137,7 @@ class Branches:
         """The sums for the first result of a batch norm in evaluation, which is affine in every channel."""
         norm, index = node.args
         rule = self.plan.rules.get(norm)
-        if index != 0 or rule is None or rule.batch_norm is None:
-            return {}
-        if self.plan.random_operands(norm) != [norm.args[0]]:
+        if index != 0 or rule is None or rule.batch_norm is None or self.plan.random_operands(norm) != [norm.args[0]]:
             return {}
         stored: Stored = rule.batch_norm(*resolve(norm.args, self.env.get))
         scale = (stored.var + stored.eps).rsqrt() * (1.0 if stored.weight is None else stored.weight)
@@ -177,12 +174,6 @@ class Branches:
         return replace(kernel, bias=bias)
 
 
-def _arguments(kernel: Convolution) -> tuple[Any, ...]:
-    """The arguments of a convolution after its input."""
-    before = [first for first, _ in kernel.zeros]
-    return kernel.weight, kernel.bias, kernel.stride, before, kernel.dilation, kernel.groups
-
-
 def identity_kernel(like: Convolution) -> Convolution | None:
     """The convolution that changes nothing, in as many groups; None if there is none."""
     outputs, inputs, *sizes = like.weight.shape
@@ -195,11 +186,8 @@ def identity_kernel(like: Convolution) -> Convolution | None:
 
 def fitted_kernel(kernel: Convolution, larger: Convolution) -> Tensor | None:
     """The weights at their place in a larger kernel; None if they have none there."""
-    if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (
-        larger.stride,
-        larger.groups,
-        larger.weight.shape[:2],
-    ):
+    first, second = ((k.stride, k.groups, k.weight.shape[:2]) for k in (kernel, larger))
+    if first != second:
         return None
     margins: list[int] = []
     sizes = zip(kernel.weight.shape[2:], larger.weight.shape[2:], strict=True)
@@ -305,8 +293,7 @@ class Evaluation:
             self.sampled.add(node)
             self.env[node] = self._as_captured(node, sample(node.target, *self._arguments(node)))
         elif self.plan.inside_cluster(node):
-            if self.annotate:
-                self._note(node, lambda: self._with_roots(node))
+            self._note(node, lambda: self._with_roots(node))
         elif (joined := self.branches.moments(node)) is not None:
             moments, reason = joined
             self.env[node] = self._as_captured(node, moments)
@@ -318,19 +305,22 @@ class Evaluation:
             lifts = rule.operation in ("attention", "recurrent")  # by themselves, and not the weights
             if rule.kind == "rule" and not lifts and not self.plan.random_operands(node):  # dropout of a constant
                 arguments = pytree.tree_map_only(Tensor, lambda x: Moments(x, torch.zeros_like(x)), arguments)
-            if self.annotate:
-                self._note(node, lambda: arguments)
+            self._note(node, lambda: arguments)
             result = self._apply(node, *arguments)
             _require_moments(node, result)
             self.env[node] = self._as_captured(node, result)
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
-        if rule.order_statistic and (
-            unapplied := self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
-        ):
-            return self._maximum_first(node, rule, unapplied, args, kwargs)
-        return apply(rule, node.target, args, kwargs)
+        ranks = rule.order_statistic
+        unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved) if ranks else None
+        if unapplied is None:
+            return apply(rule, node.target, args, kwargs)
+        # max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order
+        ranked = apply(rule, node.target, (unapplied.value, *args[1:]), kwargs)
+        first, *further = [ranked] if isinstance(ranked, Moments) else ranked
+        result = self.clusters.moments_from(unapplied.after, unapplied.before, first)
+        return result if isinstance(ranked, Moments) else (result, *further)
 
     def without_functions(
         self,
@@ -345,32 +335,19 @@ class Evaluation:
         """
         rule = self.plan.rules.get(node)
         if rule is not None and (rule.selects or (rule.copies and len(node.operands) == 1)):
-            operands = [self.without_functions(operand, maximum, value, moved) for operand in node.operands]
-            inner = {
-                operand: operand_before
-                for operand, operand_before in zip(node.operands, operands, strict=True)
-                if operand_before is not None
-            }
-            if (
-                len(inner) < len(operands)
-                or len({steps_between(*operand_before[1:]) for operand_before in inner.values()}) > 1
-            ):
+            operands = {operand: self.without_functions(operand, maximum, value, moved) for operand in node.operands}
+            inner = {operand: found for operand, found in operands.items() if found is not None}
+            functions = {steps_between(found.before, found.after) for found in inner.values()}
+            if len(inner) < len(operands) or len(functions) > 1:
                 return None
-            result = moved(node, lambda o: inner[o].value) if rule.selects else inner[node.operands[0]].value
-            return Unapplied(result, *inner[node.operands[0]][1:])
+            first = inner[node.operands[0]]
+            return first._replace(value=moved(node, lambda o: inner[o].value)) if rule.selects else first
         before = self.clusters.before_rising(node, maximum)
         return Unapplied(value(before), before, node) if before is not node else None
 
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:
         args, kwargs = resolve((node.args, node.kwargs), value)
         return self._as_captured(node, apply(self.plan.rules[node], node.target, args, kwargs))
-
-    def _maximum_first(self, node: Node, rule: Rule, unapplied: Unapplied, args: Any, kwargs: Any) -> Any:
-        """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
-        pooled = apply(rule, node.target, (unapplied.value, *args[1:]), kwargs)
-        if isinstance(pooled, Moments):
-            return self.clusters.moments_from(unapplied.after, unapplied.before, pooled)
-        return (self.clusters.moments_from(unapplied.after, unapplied.before, pooled[0]), *pooled[1:])
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:
         def known(operand: Node) -> Any:
@@ -416,7 +393,7 @@ class Evaluation:
         return result if ranking is node else result[node.args[1]]
 
     def _note(self, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> None:
-        if reasons := reasons_of(self.plan, node, arguments):
+        if self.annotate and (reasons := reasons_of(self.plan, node, arguments)):
             self.notes[node] = reasons
 
     def _as_captured(self, node: Node, value: Any) -> Any:
@@ -556,9 +533,12 @@ def _check(evaluation: Evaluation) -> None:
 
     An infinite variance does, in the end; an infinite mean need not, as that of masked scores.
     """
-    results = [
-        (node, v) for node, v in evaluation.env.items() if isinstance(v, Moments) and not _only_moves(evaluation, node)
-    ]
+
+    def only_moves(node: Node) -> bool:  # all elements are elements of another value
+        rule = evaluation.plan.rules.get(node)
+        return rule is not None and rule.kind == "structural" and len(node.operands) == 1
+
+    results = [(node, v) for node, v in evaluation.env.items() if isinstance(v, Moments) and not only_moves(node)]
     if not _any_impossible([v for _, v in results]):
         return
     node, value = next((node, v) for node, v in results if _any_impossible([v]) or bool(v.var.isinf().any()))
@@ -570,29 +550,22 @@ def _check(evaluation: Evaluation) -> None:
     reason = "check the parameters and the input for NaN, infinity or values outside the operation's domain."
     if bad:
         reason = f"{' and '.join(bad)} of the model {'have' if len(bad) > 1 else 'has'} values that are not finite."
-    raise VarpropError(f"{_trouble(value)} came out of {node.target} in module '{node.module}'{line}; {reason}")
-
-
-def _trouble(value: Moments) -> str:
+    trouble = "an infinite variance" if bool(value.var.isinf().any()) else "a negative variance"
     if bool(value.mean.isnan().any() | value.var.isnan().any()):
-        return "NaN"
-    return "an infinite variance" if bool(value.var.isinf().any()) else "a negative variance"
-
-
-def _only_moves(evaluation: Evaluation, node: Node) -> bool:
-    """True if all elements of a value are elements of another value."""
-    rule = evaluation.plan.rules.get(node)
-    return rule is not None and rule.kind == "structural" and len(node.operands) == 1
+        trouble = "NaN"
+    raise VarpropError(f"{trouble} came out of {node.target} in module '{node.module}'{line}; {reason}")
 
 
 def _any_impossible(values: list[Moments]) -> bool:
     """Small values are looked at together: a test of each would cost more than its computation did."""
     small = [v for v in values if v.mean.numel() <= SMALL]
     groups = [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
-    return any(_impossible(v.mean, v.var) for v in values if v.mean.numel() > SMALL) or any(
-        _impossible(*(torch.cat([getattr(v, name).detach().flatten() for v in group]) for name in ("mean", "var")))
-        for group in groups
-    )
+    pairs = [(v.mean, v.var) for v in values if v.mean.numel() > SMALL]
+    for group in groups:
+        columns = ([v.mean for v in group], [v.var for v in group])
+        mean, var = (torch.cat([tensor.detach().flatten() for tensor in column]) for column in columns)
+        pairs.append((mean, var))
+    return any(_impossible(mean, var) for mean, var in pairs)
 
 
 def _impossible(mean: Tensor, var: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,9 +62,9 @@ def _with_extents(inputs: Any, moments: Moments | None = None, axis: int = 0) ->
 
 
 def _refuse_unknown_extents(model: nn.Module, inputs: Any) -> None:
-    """Is an axis of extent 1 a whole one, or does it stand for a longer one? Where that matters it has to be said.
+    """Raise a CaptureError if an axis of extent 1 may stand for a longer one and results depend on how long it is.
 
-    It does not matter where the model takes no other extent, nor where all statistics are the same with another.
+    Each is tried with another extent: if the model refuses that, or all statistics stay the same, it does not matter.
     """
     moments = [leaf for leaf in leaves_of(inputs, RANDOM) if isinstance(leaf, Moments)]
     # the last first: positions are behind channels, and more often meant
@@ -104,11 +104,8 @@ def _differing(program: Program, longer: Program, inputs: Any) -> Iterator[Node]
     """Operations whose results have other statistics where an axis is longer."""
     first, second = (_evaluated(captured, inputs) for captured in (program, longer))
     for node, counterpart in zip(program.nodes, longer.nodes, strict=False):
-        if (
-            node.target != counterpart.target
-            or node in first.plan.missing
-            or not _alike(first.env.get(node), second.env.get(counterpart))
-        ):
+        comparable = node.target == counterpart.target and node not in first.plan.missing
+        if not comparable or not _alike(first.env.get(node), second.env.get(counterpart)):
             yield node
 
 
@@ -147,14 +144,11 @@ def _check_dtype(model: nn.Module, inputs: Any) -> None:
     for index, value in enumerate(leaves_of(as_arguments(inputs), (Moments, Tokens))):
         if isinstance(value, Moments) and len(dtypes) == 1 and value.dtype not in dtypes:
             (expected,) = dtypes
+            given, wanted = (str(dtype).removeprefix("torch.") for dtype in (value.dtype, expected))
             raise CaptureError(
-                f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
-                f"convert one of them, such as moments.to({expected})."
+                f"Input {index} is {given} but the model's parameters are {wanted}: convert one of them, such as "
+                f"moments.to({expected})."
             )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def fitted_components(program: Program, inputs: Any) -> tuple[list[dict[Node, Input]], list[float]]:
@@ -194,14 +188,9 @@ def _check_names(program: Program, inputs: Any, named: list[str]) -> None:
         raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(named)} were given.")
     if isinstance(inputs, dict):
         unknown = [name for name in named if name not in program.names]
-        wrong = (
-            f"has no input {_listed(unknown)}" if unknown else f"also takes {_listed(set(program.names) - set(named))}"
-        )
-        raise CaptureError(f"The model {wrong}: its tensor inputs are {_listed(program.names)}.")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
+        wrong, about = ("has no input", unknown) if unknown else ("also takes", set(program.names) - set(named))
+        listed, known = (", ".join(map(repr, sorted(names))) for names in (about, program.names))
+        raise CaptureError(f"The model {wrong} {listed}: its tensor inputs are {known}.")
 
 
 def _fit(index: int, node: Node, value: Input) -> Input:
@@ -218,9 +207,7 @@ def _fit(index: int, node: Node, value: Input) -> Input:
             f"propagate: give vp.Tokens(probabilities) for indices of an embedding, a plain tensor for a constant, or "
             f"an example of floating point numbers for images of bytes."
         )
-    if value.ndim != len(shape) or any(
-        stored not in (1, full) for stored, full in zip(value.shape, shape, strict=True)
-    ):
+    if value.ndim != len(shape) or any(n not in (1, full) for n, full in zip(value.shape, shape, strict=True)):
         raise CaptureError(
             f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
             f"must have that extent, or 1 where the statistics do not change along it."

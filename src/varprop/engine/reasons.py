@@ -77,13 +77,9 @@ def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
     if rule.kind == "elementwise" and plan.inside_cluster(node):
         return is_curved(plan, node, rule) and _is_bent_root(plan, plan.root[node])
     squares = rule.repeats and plan.reads_one_twice(node)
-    if (
-        squares
-        or rule.normalizes(*node.args, **node.kwargs)
-        or (rule.skews(*node.args, **node.kwargs) and not rule.multilinear)
-    ):
-        return any(operand in plan.bent for operand in plan.random_operands(node))
-    return False
+    skews = rule.skews(*node.args, **node.kwargs) and not rule.multilinear
+    curved = squares or skews or bool(rule.normalizes(*node.args, **node.kwargs))
+    return curved and any(operand in plan.bent for operand in plan.random_operands(node))
 
 
 def _rectifies_gaussian(plan: Plan, node: Node) -> bool:
@@ -171,10 +167,9 @@ def _truncates(node: Node, rule: Rule) -> bool:
     if rule.casts is None:
         return False
     before, after = node.args[rule.casts].info, node.info
-    integral = isinstance(after, TensorInfo) and not (
-        after.is_floating or after.dtype.is_complex or after.dtype is torch.bool
-    )
-    return integral and isinstance(before, TensorInfo) and before.is_floating
+    if not isinstance(before, TensorInfo) or not isinstance(after, TensorInfo):
+        return False
+    return before.is_floating and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
 
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -58,7 +56,15 @@ def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Momen
     path = clusters.path(end, root)
     if clusters.needs_positive(path, root):
         return None
-    slope = _slope(clusters, path, root, start)
+    stops = _stopping(clusters)
+
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            local = clusters.values(path, root, x.detach().requires_grad_(), stops)
+            if not local[end].requires_grad or not local[start].requires_grad:
+                return torch.zeros_like(x)
+            (gradient,) = torch.autograd.grad(local[end].sum(), local[start], allow_unused=True)
+        return torch.zeros_like(x) if gradient is None else gradient.to(x.dtype)
 
     def integrated(m: Tensor, s: Tensor) -> SlopeMoments:
         settings = clusters.panels(path, root, m, s)
@@ -76,18 +82,3 @@ def _stopping(clusters: Clusters) -> set[Node]:
     return program.once(
         "stops gradients", lambda: {n for n in program.nodes if n in rules and rules[n].stops_gradients}
     )
-
-
-def _slope(clusters: Clusters, path: list[Node], root: Node, start: Node) -> Callable[[Tensor], Tensor]:
-    stops = _stopping(clusters)
-
-    def slope(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            local = clusters.values(path, root, x.detach().requires_grad_(), stops)
-            end = local[path[-1]]
-            if not end.requires_grad or not local[start].requires_grad:
-                return torch.zeros_like(x)
-            (gradient,) = torch.autograd.grad(end.sum(), local[start], allow_unused=True)
-        return torch.zeros_like(x) if gradient is None else gradient.to(x.dtype)
-
-    return slope
