@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -22,8 +23,7 @@ from torch import nn
 
 import varprop as vp
 from tests.lab.store.test_folder import outcome
-from varprop.cli.inputs import _pictures, saved_inputs
-from varprop.cli.models import load_weights
+from varprop.cli.main import main
 from varprop_lab import datasets
 from varprop_lab.paper.verdicts.judge import judge
 from varprop_lab.store import Store, read_run
@@ -67,19 +67,38 @@ def png(width: int, height: int) -> bytes:
 IDX = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 3) + bytes(18)
 LAYER = nn.Linear(3, 2)
 
+
+def layer() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def picture_layer() -> nn.Module:
+    return nn.Conv2d(1, 2, 3)
+
+
+def inspect(maker: Callable[[], nn.Module], shape: str, option: str, file: Path) -> None:
+    """`varprop inspect` of the model with what the file holds; the sentence on what is wrong is raised."""
+    error = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error), pytest.raises(SystemExit) as end:
+        main(["inspect", f"{__name__}:{maker.__name__}", "--input-shape", shape, option, str(file)])
+    if end.value.code not in (0, 1):
+        assert error.getvalue().startswith("varprop: ") and "unexpected" not in error.getvalue()
+        raise vp.VarpropError(error.getvalue().removesuffix("\n"))
+
+
 # name of the file, a good content, and who reads it
 READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
-    "weights": ("w.pt", saved(LAYER.state_dict()), lambda file: load_weights(nn.Linear(3, 2), file)),
+    "weights": ("w.pt", saved(LAYER.state_dict()), lambda file: inspect(layer, "3", "--weights", file)),
     "safetensors": (
         "w.safetensors",
         (lambda head: struct.pack("<Q", len(head)) + head + bytes(32))(
             b'{"weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},'
             b'"bias":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}}'
         ),
-        lambda file: load_weights(nn.Linear(3, 2), file),
+        lambda file: inspect(layer, "3", "--weights", file),
     ),
-    "saved tensor": ("x.pt", saved(torch.zeros(4, 3)), lambda file: saved_inputs([file], (3,))),
-    "numpy": ("x.npy", numpy_file(numpy.zeros((4, 3))), lambda file: saved_inputs([file], (3,))),
+    "saved tensor": ("x.pt", saved(torch.zeros(4, 3)), lambda file: inspect(layer, "3", "--data", file)),
+    "numpy": ("x.npy", numpy_file(numpy.zeros((4, 3))), lambda file: inspect(layer, "3", "--data", file)),
     "checkpoint": ("partial/p.pt", saved({"x": torch.zeros(3)}), lambda file: Store(file.parents[1]).load_partial("p")),
     "cell": ("cells/c.json", json.dumps(asdict(outcome())).encode(), lambda file: Store(file.parents[1]).outcomes()),
     "manifest": ("manifest.json", b'{"seconds": 1.5, "x": "y"}', lambda file: Store(file.parent).manifest()),
@@ -156,9 +175,10 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
 )
 def test_pictures_that_cannot_be_read_are_named(content: bytes, tmp_path: Path) -> None:
     pytest.importorskip("PIL")
-    files = [written(tmp_path, name, content) for name in ("a.png", "b.png")]
+    for name in ("a.png", "b.png"):
+        written(tmp_path, name, content)
     with pytest.raises(vp.VarpropError, match=r"a\.png cannot be read as a picture"):
-        _pictures(tmp_path, files, (1, 3, 3))
+        inspect(picture_layer, "1,3,3", "--data", tmp_path)
 
 
 @pytest.mark.parametrize("state", ("text", None, {"a": 1}, torch.zeros(2, 2), torch.full((3,), float("nan"))))

@@ -5,6 +5,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,10 @@ import torch.nn as nn
 
 from varprop.cli import inspect as command
 from varprop.cli.main import main
-from varprop.cli.models import _without_wrappers, needed
 
 MODELS = """
+from collections import OrderedDict
+
 import torch
 from torch import nn
 
@@ -40,8 +42,14 @@ def padded():
 def raises():
     raise RuntimeError("this cannot be built\\nand more")
 
+def raises_without_words():
+    raise KeyError
+
 def no_module():
     return 3
+
+def called_module():
+    return nn.Sequential(OrderedDict(module=nn.Linear(8, 4)))
 
 class TwoInputs(nn.Module):
     def forward(self, a, b):
@@ -169,10 +177,12 @@ def test_weights_of_a_wrapped_model_are_loaded(run, models, tmp_path, wrapper):
     assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
 
 
-def test_a_module_that_is_called_module_keeps_its_name():
-    model = nn.ModuleDict({"module": nn.Linear(2, 1)})
-    state = {name: value + 1 for name, value in model.state_dict().items()}
-    assert _without_wrappers(state, model.state_dict()).keys() == state.keys()
+def test_a_module_that_is_called_module_keeps_its_name(run, models, tmp_path):
+    model = nn.Sequential(OrderedDict(module=nn.Linear(8, 4)))
+    torch.save({name: torch.full_like(value, 0.5) for name, value in model.state_dict().items()}, tmp_path / "w.pt")
+    _, out, _ = run(f"{models}:called_module", "--input-shape", "8", "--weights", tmp_path / "w.pt", "--json", "-")
+    row = next(row for row in json.loads(out)["rows"] if row["label"] == "module")
+    assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
 
 
 def test_saved_tensors_are_data(run, models, tmp_path):
@@ -303,7 +313,7 @@ def test_a_missing_package_is_named(run, monkeypatch):
     assert code == 2 and err == "varprop: This needs torchvision: pip install torchvision.\n"
 
 
-def test_half_an_import_of_torchvision_is_begun_again(monkeypatch, tmp_path):
+def test_half_an_import_of_torchvision_is_begun_again(run, monkeypatch, tmp_path):
     """A package that fails as torchvision does beside a CPU build, until its operators are declared."""
     package = tmp_path / "torchvision"
     package.mkdir()
@@ -315,13 +325,21 @@ def test_half_an_import_of_torchvision_is_begun_again(monkeypatch, tmp_path):
         "    raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
     (package / "counted.py").write_text("tried = []\n")
+    (package / "models.py").write_text(
+        "from torch import nn\n"
+        "def list_models():\n"
+        "    return ['tiny']\n"
+        "def get_model(name, weights):\n"
+        "    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())\n"
+    )
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     declared = []
     monkeypatch.setattr("builtins._declared_operators", declared, raising=False)
     monkeypatch.setattr(torch.library, "define", lambda name, schema: declared.append(name))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert needed("torchvision").counted.tried == [1]
+    assert run("torchvision:tiny")[0] == 0
+    assert sys.modules["torchvision.counted"].tried == [1]
     assert declared == ["torchvision::nms", "torchvision::qnms"]
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
@@ -360,7 +378,8 @@ MISTAKES = {
     "no module": (["no_such_package:f"], "There is no module no_such_package"),
     "no function": (["{models}:nothing"], "has no function or class 'nothing'"),
     "nearly a function": (["{models}:pictur"], "has no function or class 'pictur'. Did you mean picture"),
-    "factory raises": (["{models}:raises"], "models.py:23: RuntimeError: this cannot be built"),
+    "factory raises": (["{models}:raises"], "models.py:25: RuntimeError: this cannot be built\n"),
+    "factory raises without words": (["{models}:raises_without_words"], "models.py:28: KeyError\n"),
     "no model": (["{models}:no_module"], "must return an nn.Module, not int"),
     "unknown shape": (["{models}:good"], "give it by --input-shape"),
     "shape of letters": (["{models}:good", "--input-shape", "a,b"], "whole numbers"),

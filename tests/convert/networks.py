@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from tests.models import ResNet, UNet, trained_looking
 
@@ -156,3 +157,18 @@ def same_state(a: nn.Module, b: nn.Module, tolerance: float = 1e-12) -> bool:
 def identical(a: nn.Module, b: nn.Module) -> bool:
     ours, theirs = a.state_dict(), b.state_dict()
     return list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {path: m for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))}
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """True of a layer in the form "batch": a module that holds the layer and the norm behind it."""
+    return [name for name, _ in module.named_children()] == ["layer", "norm"]
+
+
+def has_weight_norm(module: nn.Module) -> bool:
+    """True of a layer in the form "weight": torch's weight normalization, and nothing else, makes its weight."""
+    steps = module.parametrizations.weight if is_parametrized(module, "weight") else ()
+    return [type(step).__name__ for step in steps] == ["_WeightNorm"]

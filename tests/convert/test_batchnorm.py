@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.convert.networks import CALLED_ONCE, close, identical, network, numbers
+from tests.convert.networks import CALLED_ONCE, close, has_batch_norm, identical, linear_layers, network, numbers
 from varprop import batch_norm_start, reparametrize
-from varprop.convert.batchnorm import Batched, to_batch_norm_
-from varprop.norm.linear_layers import find_linear_layers
 
 
 @pytest.mark.parametrize("name", CALLED_ONCE)
@@ -47,21 +45,21 @@ def test_the_start_is_that_of_a_batch_normalized_model(name: str) -> None:
     state = copy.deepcopy(model)
     plain = batch_norm_start(model, x, torch.Generator().manual_seed(3))
     generator = torch.Generator().manual_seed(3)
-    reference = to_batch_norm_(copy.deepcopy(model), x).train()
-    for module in [m for m in reference.modules() if isinstance(m, Batched)]:
+    reference = reparametrize(model, "batch", batch=x).train()
+    for module in [m for m in reference.modules() if has_batch_norm(m)]:
         nn.init.zeros_(module.norm.bias)
         scale = torch.rand(module.norm.num_features, generator=generator, dtype=torch.float64)
         module.norm.weight.data.copy_(scale)
     assert close(plain(x), reference(x), 1e-10)
     assert identical(model, state)
     assert type(plain) is type(model)
-    assert not any(isinstance(m, Batched) for m in plain.modules())
+    assert not any(has_batch_norm(m) for m in plain.modules())
 
 
 def test_the_start_gives_every_layer_mean_zero_and_a_std_below_one() -> None:
     model, x = network("residual")
     plain = batch_norm_start(model, x)
-    for path, layer in find_linear_layers(plain).items():
+    for path, layer in linear_layers(plain).items():
         layer.register_forward_hook(lambda _m, _a, out, path=path: seen.update({path: out}))
     seen: dict[str, Tensor] = {}
     plain(x)

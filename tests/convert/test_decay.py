@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.convert.networks import NETWORKS, close, network
+from tests.convert.networks import NETWORKS, close, has_weight_norm, linear_layers, network
 from varprop import param_groups, reparametrize, unit_norm_
-from varprop.convert.reparametrize import has_weight_norm, parts_of
-from varprop.norm.linear_layers import find_linear_layers
 
 
 def decaying(model: nn.Module, **arguments: object) -> set[str]:
@@ -76,7 +74,8 @@ def test_unit_norm_changes_no_output(name: str) -> None:
     assert unit_norm_(weight) is weight
     assert close(weight(x), before)
     for layer in [m for m in weight.modules() if has_weight_norm(m)]:
-        norms = torch.norm_except_dim(parts_of(layer).original1, 2, parts_of(layer)[0].dim)
+        parts = layer.parametrizations.weight
+        norms = torch.norm_except_dim(parts.original1, 2, parts[0].dim)
         assert close(norms, torch.ones_like(norms))
 
 
@@ -88,12 +87,12 @@ def test_unit_norm_leaves_the_rest_alone() -> None:
         unit_norm_(model)
         assert all(
             torch.equal(a.weight, b.weight)
-            for a, b in zip(*(find_linear_layers(m).values() for m in (model, state)), strict=True)
+            for a, b in zip(*(linear_layers(m).values() for m in (model, state)), strict=True)
         )
 
 
 def test_unit_norm_leaves_frozen_weights_alone() -> None:
     model = reparametrize(network("mlp")[0].requires_grad_(False), "weight")
-    before = parts_of(model[0]).original1.clone()
+    before = model[0].parametrizations.weight.original1.clone()
     unit_norm_(model)
-    assert torch.equal(parts_of(model[0]).original1, before)
+    assert torch.equal(model[0].parametrizations.weight.original1, before)

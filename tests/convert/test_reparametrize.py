@@ -12,11 +12,19 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.convert.networks import NETWORKS, PLAIN, Tied, close, identical, network, same_state
+from tests.convert.networks import (
+    NETWORKS,
+    PLAIN,
+    Tied,
+    close,
+    has_batch_norm,
+    has_weight_norm,
+    identical,
+    linear_layers,
+    network,
+    same_state,
+)
 from varprop import reparametrize
-from varprop.convert.batchnorm import Batched
-from varprop.convert.reparametrize import has_weight_norm
-from varprop.norm.linear_layers import find_linear_layers
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -69,7 +77,7 @@ def test_the_wrong_sign_of_the_bias_is_caught(name: str) -> None:
     """bias - mean in place of bias + mean shows wherever the mean is not zero."""
     model, x = network(name)
     converted = reparametrize(model, "batch", batch=x)
-    norms = [module.norm for module in converted.modules() if isinstance(module, Batched)]
+    norms = [module.norm for module in converted.modules() if has_batch_norm(module)]
     assert all((norm.running_mean.abs() > 1e-3).any() for norm in norms)
     with torch.no_grad():
         for norm in norms:
@@ -81,8 +89,8 @@ def test_the_wrong_sign_of_the_bias_is_caught(name: str) -> None:
 def test_every_layer_takes_the_form(form: str) -> None:
     model, x = network("conv")
     converted = reparametrize(model, form, batch=x)
-    assert set(find_linear_layers(model)) == {
-        path for path, m in converted.named_modules() if isinstance(m, Batched) or has_weight_norm(m)
+    assert set(linear_layers(model)) == {
+        path for path, m in converted.named_modules() if has_batch_norm(m) or has_weight_norm(m)
     }
 
 
@@ -90,7 +98,7 @@ def test_in_place_changes_the_model_itself() -> None:
     model, x = network("residual")
     before = model(x)
     assert reparametrize(model, "batch", batch=x, inplace=True) is model
-    assert isinstance(model.projection, Batched)
+    assert has_batch_norm(model.projection)
     assert close(model(x), before)
     assert reparametrize(model, "weight", inplace=True) is model
     assert close(model(x), before)
@@ -99,7 +107,7 @@ def test_in_place_changes_the_model_itself() -> None:
 def test_a_single_layer_is_a_model_too() -> None:
     model, x = nn.Linear(5, 3).double().eval(), network("mlp")[1]
     converted = reparametrize(model, "batch", batch=x)
-    assert isinstance(converted, Batched)
+    assert has_batch_norm(converted)
     assert close(converted(x), model(x))
     assert same_state(reparametrize(converted, "standard"), model)
     with pytest.raises(ValueError, match="single layer"):

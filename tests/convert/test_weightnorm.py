@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.convert.networks import close, network, same_state
+from tests.convert.networks import close, has_weight_norm, network, same_state
 from varprop import reparametrize
-from varprop.convert.reparametrize import from_weight_norm_, has_weight_norm, to_weight_norm_
 
 
 def test_it_is_torchs_own() -> None:
-    ours = to_weight_norm_(network("mlp")[0])
+    ours = reparametrize(network("mlp")[0], "weight")
     theirs = network("mlp")[0]
     for i in (0, 2, 4):
         nn.utils.parametrizations.weight_norm(theirs[i])
@@ -26,20 +25,20 @@ def test_it_is_torchs_own() -> None:
 @pytest.mark.parametrize("name", ["mlp", "grouped", "tied"])
 def test_nothing_is_left_behind(name: str) -> None:
     model, x = network(name)
-    back = from_weight_norm_(to_weight_norm_(network(name)[0]))
+    back = reparametrize(reparametrize(network(name)[0], "weight"), "standard")
     assert same_state(back, model)
     assert close(pickle.loads(pickle.dumps(back))(x), model(x))
     assert [n for n, _ in back.named_parameters()] == [n for n, _ in model.named_parameters()]
 
 
 def test_a_transposed_convolution_is_normalized_over_its_outputs() -> None:
-    model = to_weight_norm_(nn.ConvTranspose2d(4, 6, 3))
+    model = reparametrize(nn.ConvTranspose2d(4, 6, 3), "weight")
     assert model.parametrizations.weight.original0.shape == (1, 6, 1, 1)
 
 
 def test_an_embedding_s_weight_stays_shared() -> None:
     model, _ = network("language")
-    to_weight_norm_(model)
+    reparametrize(model, "weight", inplace=True)
     assert has_weight_norm(model.mix) and not has_weight_norm(model.head)
     assert model.head.weight is model.tokens.weight
 
@@ -49,10 +48,10 @@ def test_users_own_weight_norm_is_kept_and_removed() -> None:
     nn.utils.parametrizations.weight_norm(model[0])
     with torch.no_grad():
         model[0].parametrizations.weight.original0.mul_(3)
-    scaled = model(x)
-    direction = model[0].parametrizations.weight.original1
-    to_weight_norm_(model)
-    assert model[0].parametrizations.weight.original1 is direction
+    scaled = model(x).detach()
+    reparametrize(model, "weight", inplace=True)
+    assert all(map(has_weight_norm, (model[0], model[2], model[4])))
+    assert close(model(x), scaled)
     assert close(reparametrize(model, "standard")(x), scaled)
 
 
@@ -67,4 +66,7 @@ def test_a_converted_copy_leaves_the_original_and_its_copies() -> None:
 def test_a_stack_of_parametrizations_is_not_weight_norm() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
-    assert not has_weight_norm(layer)
+    model = nn.Sequential(layer)
+    assert nn.utils.parametrize.is_parametrized(reparametrize(model, "standard")[0], "weight")
+    with pytest.raises(ValueError, match="parametrized otherwise"):
+        reparametrize(model, "weight")

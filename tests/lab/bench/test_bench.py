@@ -11,7 +11,6 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.cli.models import first_line
 from varprop_lab.bench import cases, run
 from varprop_lab.bench.cases import Recipe
 from varprop_lab.bench.run import Measurement, Options, Record, Session, tables, write_page
@@ -321,7 +320,3 @@ main("bench --device cpu --cases mlp --variants none --rounds 1 --seconds 0.01 -
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "normalization.json").is_file()
-
-
-def test_errors_are_told_in_one_line():
-    assert first_line(ValueError("a\nb")) == "ValueError: a" and first_line(KeyError()) == "KeyError"
