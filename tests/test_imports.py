@@ -47,6 +47,87 @@ KERNELS = Path("varprop/norm/backends/triton")
 OPACUS = Path("varprop/opacus.py")
 FACADE = Path("varprop/__init__.py")
 
+TESTS = Path(__file__).parent
+# What users import: tests go through these wherever what they check can be seen from there.
+PUBLIC = ["varprop", "varprop.callbacks", "varprop.opacus", "varprop.predict.posteriors", "varprop.cli.main"]
+# Modules behind them that tests import all the same, and why. A module that is not listed may move without a test
+# being touched; before one is added, see whether its check can be made of a model and its results.
+SEAMS = {
+    "the packages' own names": ["norm"],
+    "mathematics without models, held against closed forms, integrals and draws": [
+        "gaussian.activations",
+        "gaussian.bivariate",
+        "gaussian.derivatives",
+        "gaussian.maximum",
+        "gaussian.normal",
+        "gaussian.quadrature",
+        "gaussian.rectifier",
+        "gaussian.shortcuts",
+        "gaussian.softmax",
+        "gaussian.stability",
+    ],
+    "a rule is looked up, and run on one operation that no model is made for": [
+        "rules.registry",
+        "engine.evaluation",
+        "engine.plan",
+        "graph.node",
+        "graph.ops",
+    ],
+    "a limit of size is lowered, so that a small model reaches it": [
+        "engine.clusters",
+        "engine.covariance",
+        "inspection.measure",
+        "inspection.run",
+        "norm.distributed",
+        "predict.api",
+        "rules.elementwise",
+        "rules.linear",
+        "training.input_moments",
+        "cli.inspect",
+    ],
+    "limits and errors that are stated once, and that tables and pages repeat": [
+        "norm.fold.layout",
+        "predict.reliability",
+        "rules.recurrent",
+    ],
+    "the definition of the fold, and those who compute it, agree": [
+        "norm.backends.torch",
+        "norm.backends.triton",
+        "norm.fold.compiled",
+        "norm.fold.cuda_replay",
+        "norm.fold.dispatch",
+        "norm.fold.reference",
+        "norm.lowering",
+        "norm.network",
+        "norm.statistics",
+        "predict.cuda_replay",
+    ],
+    "a part of a pipeline has cases that no model shows one by one": [
+        "graph.capture",
+        "graph.functional",
+        "graph.program",
+        "graph.tracing",
+        "norm.api",
+        "norm.batchnorm",
+        "norm.initialization",
+        "norm.linear_layers",
+        "norm.modes",
+        "norm.recurrent",
+        "norm.shared_inputs",
+        "predict.curves",
+        "predict.noise",
+        "predict.samples",
+    ],
+    "how numbers, findings and progress are written": [
+        "cli.progress",
+        "inspection.findings",
+        "inspection.page",
+        "text_table",
+    ],
+}
+# Kernels are tested one by one; their tests need Triton or a GPU.
+OF_KERNELS = "varprop.norm.backends.triton."
+
 
 @dataclass(frozen=True)
 class Import:
@@ -247,6 +328,38 @@ def test_no_file_imports_itself_by_way_of_others():
 
 def test_every_part_has_its_place():
     assert homeless_parts(SOURCE) == [], "give the new parts a place in ORDER"
+
+
+def modules_that_tests_name():
+    """By module of varprop, the files in tests that import it, or name something in it to be replaced."""
+    found = defaultdict(set)
+    for file in files_of(TESTS):
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
+                names = [module for module, _ in modules_of(node, (), SOURCE)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "import_module")):
+                names = [module_in(node.args[0])] if node.args else []
+            else:
+                continue
+            for name in names:
+                if name.split(".")[0] == "varprop":
+                    found[name].add(str(file.relative_to(TESTS)))
+    return found
+
+
+def module_in(argument):
+    """The longest beginning of "varprop.part.module.Class.name" that is a module."""
+    words = argument.value.split(".") if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else []
+    while len(words) > 1 and not is_module(".".join(words), SOURCE):
+        words.pop()
+    return ".".join(words)
+
+
+def test_tests_import_what_is_public_and_few_modules_behind_it():
+    listed = {*PUBLIC, *(f"varprop.{name}" for names in SEAMS.values() for name in names)}
+    found = {name: files for name, files in modules_that_tests_name().items() if not name.startswith(OF_KERNELS)}
+    assert {name: sorted(files) for name, files in found.items() if name not in listed} == {}
+    assert sorted(listed - found.keys() - set(PUBLIC)) == [], "no test imports these any more: take them off the list"
 
 
 def test_importing_varprop_imports_no_extra():

@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import varprop as vp
-from varprop.moments import compact
 
 
 def test_attributes() -> None:
@@ -77,8 +77,12 @@ def test_numbers_are_the_same_for_every_element() -> None:
 
 
 def test_uniform_axes_survive_movement() -> None:
-    dense = vp.Moments(torch.randn(1, 4, 1, 1), torch.ones(1, 4, 1, 1), full=(2, 4, 5, 6)).dense()
-    moved = compact(dense.mean.permute(0, 2, 3, 1).flatten(1, 2), dense.var.permute(0, 2, 3, 1).flatten(1, 2))
+    class Moved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+    given = vp.Moments(torch.randn(1, 4, 1, 1), torch.ones(1, 4, 1, 1), full=(2, 4, 5, 6))
+    moved = vp.propagate(Moved(), given, example=(2, 4, 5, 6)).output
     assert moved.shape == (1, 1, 4) and moved.full == (2, 30, 4)
 
 

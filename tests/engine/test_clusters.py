@@ -293,7 +293,13 @@ SWINGING = {
 
 @pytest.mark.parametrize(
     ("elements", "swings"),
-    [(4, 0.5), (4, 5.0), (4, 100.0), (20_000, 0.5), pytest.param(20_000, 5.0, marks=pytest.mark.slow)],
+    [
+        (4, 0.5),
+        (4, 5.0),
+        (4, 100.0),
+        (4_000, 0.5),
+        *(pytest.param(20_000, swings, marks=pytest.mark.slow) for swings in (0.5, 5.0)),
+    ],
 )
 @pytest.mark.parametrize("name", SWINGING)
 def test_functions_that_swing_are_integrated_to_what_their_note_says(name, elements, swings):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.models import ResNet, UNet
 from tests.norm.networks import both_forms
+from varprop.norm import Normalized
 from varprop.norm.fold.cuda_replay import PATIENCE, SETS, Recording
 from varprop.norm.fold.reference import fold_parts
-from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
 from varprop_lab.training import captured_step
 

@@ -16,7 +16,7 @@ import varprop as vp
 from tests.convert.networks import NETWORKS as SHARED
 from tests.convert.networks import numbers
 from tests.models import trained_looking
-from varprop.norm.layers import Normalized
+from varprop.norm import Normalized
 from varprop.norm.statistics import Statistics
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.norm.layers import normalized_layers
+from tests.norm.networks import sites
 
 pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 
@@ -200,7 +200,7 @@ def test_statistics_are_those_of_separate_modules(kind: Any, training: bool) -> 
     parts = [nn.Sequential(norm, nn.Dropout(0.4), act) for norm, act in zip(norms, acts, strict=True)]
     separate = nn.Sequential(model[0], parts[0], model[2], parts[1], model[4])
     found = [vp.normalize(m, MOMENTS, example=EXAMPLE).train(training) for m in (model, separate)]
-    for ours, theirs in zip(*(normalized_layers(m).values() for m in found), strict=True):
+    for ours, theirs in zip(*(sites(m).values() for m in found), strict=True):
         for a, b in zip(ours.folded(), theirs.folded(), strict=True):
             assert close(a, b)
 

@@ -18,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import varprop as vp
 import varprop.norm.network
 from varprop.norm import distributed
-from varprop.norm.fold.dispatch import Executor
-from varprop.norm.network import Network
 
 from .networks import alone_, both_forms, sites, train_a_little
 
@@ -249,8 +247,9 @@ def test_nothing_is_left_to_the_engine(name: str) -> None:
 def test_all_layers_are_folded_once_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = normalized(Chain(), (4, 3))
     folds: list[Any] = []
-    fold = Network.fold
-    monkeypatch.setattr(Network, "fold", lambda self, *vectors: folds.append(self) or fold(self, *vectors))
+    network_class = type(networks(model)[0])
+    fold = network_class.fold
+    monkeypatch.setattr(network_class, "fold", lambda self, *vectors: folds.append(self) or fold(self, *vectors))
     model(x), model(x)
     assert len(folds) == 2
 
@@ -307,15 +306,16 @@ def test_compiled_as_one_graph() -> None:
 
 
 def test_results_of_compiled_folds_begin_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = normalized(Chain(), (4, 3))
+    executor_class = type(networks(model)[0].executor)
     results: list[Tensor] = []
-    backward_flat = Executor.backward_flat
+    backward_flat = executor_class.backward_flat
 
     def keep(*arguments: Any) -> list[Tensor]:
         results.extend(backward_flat(*arguments))
         return results
 
-    monkeypatch.setattr(Executor, "backward_flat", keep)
-    model, x = normalized(Chain(), (4, 3))
+    monkeypatch.setattr(executor_class, "backward_flat", keep)
     torch._dynamo.reset()
     torch.compile(model, fullgraph=True, backend="aot_eager")(x).square().mean().backward()
     assert results and not any(result.storage_offset() for result in results)  # else they are not aligned

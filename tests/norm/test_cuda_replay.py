@@ -19,7 +19,6 @@ import varprop as vp
 from tests.norm.networks import sites
 from varprop.norm.fold import compiled as compiled_module
 from varprop.norm.fold import cuda_replay, dispatch
-from varprop.norm.network import Network
 
 STEPS = cuda_replay.PATIENCE + 4
 
@@ -81,7 +80,7 @@ def with_executors_of_its_own(model: nn.Module, recordable: bool = True) -> nn.M
     return model
 
 
-def network_of(model: nn.Module) -> Network:
+def network_of(model: nn.Module) -> Any:
     return next(iter(sites(model).values())).networks[True][0]
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.norm.layers import Normalized
+from varprop.norm import Normalized
 
 
 class Conv1D(nn.Module):

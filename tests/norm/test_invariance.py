@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.norm.networks import apart, both_forms, case, kept, sites
-from varprop.norm.layers import Normalized
-from varprop.norm.linear_layers import along_outputs
+from varprop.norm import Normalized
 
 NAMES = ("conv", "grouped", pytest.param("identity skip", marks=pytest.mark.slow), "own norms")
 
@@ -60,6 +59,15 @@ def test_weights_whose_squares_are_too_small_for_float32_are_normalized(form: st
     assert torch.equal(given.run(given.normalized(form=form)), before)
 
 
+def to_every_row(numbers: Tensor, site: Any) -> Tensor:
+    """A number for each output, in the form of the weight; a transposed one is (inputs, outputs of a group, ...)."""
+    positions = [1] * (site.weight.ndim - 2)
+    if not getattr(site, "transposed", False):
+        return numbers.view(-1, 1, *positions)
+    rows = numbers.view(site.groups, -1).repeat_interleave(len(site.weight) // site.groups, 0)
+    return rows.view(*rows.shape, *positions)
+
+
 @pytest.mark.parametrize("name", ("conv", "grouped", "other ranks", "unet", "recalled", "own norms"))
 def test_a_number_added_to_a_centred_row_does_not_matter(name: str) -> None:
     given, kept_model = kept(name, form="deep")
@@ -68,7 +76,7 @@ def test_a_number_added_to_a_centred_row_does_not_matter(name: str) -> None:
     for site in sites(normalized).values():
         numbers = torch.linspace(-3, 5, len(site.scale)).double()
         with torch.no_grad():
-            site.weight.add_(along_outputs(numbers, site.weight, site))
+            site.weight.add_(to_every_row(numbers, site))
     assert apart(given.run(normalized), before) <= 1e-12
 
 

@@ -17,11 +17,11 @@ import varprop as vp
 from tests.norm.networks import NETWORKS, Case, alone_, both_forms, case, kept, sites, train_a_little
 from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
+from varprop.norm import Normalized
 from varprop.norm import network as network_module
 from varprop.norm.backends.torch import with_slopes
 from varprop.norm.fold import dispatch
 from varprop.norm.fold.layout import Function
-from varprop.norm.layers import Normalized
 from varprop.norm.lowering import AFTER_SKIP, LEARNED_SLOPE
 
 # Between their layers lies what only a walk can follow: embeddings, layer norm, parameters, a layer called twice.

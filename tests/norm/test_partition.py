@@ -10,20 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from varprop.norm import Normalized
 from varprop.norm.distributed import cut_by_bytes, layers_read_by, subnetworks_by_bytes
-from varprop.norm.layers import Normalized
-from varprop.norm.network import Network
 
 from .networks import kept
 
 NAMES = ("identity skip", "branches", "two in two out", "pools, one input channel", "own norms", "dropout")
 
 
-def whole(model: Any) -> Network:
+def whole(model: Any) -> Any:
     return next(m for m in model.modules() if isinstance(m, Normalized)).networks[False][0]
 
 
-def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
+def gradients(network: Any, parts: list[Any]) -> list[Tensor]:
     """By all parameters, of a function of all folded weights; last its value."""
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:

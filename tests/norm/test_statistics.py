@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.norm.networks import apart, case, kept, sites, train_a_little
-from varprop.norm.layers import Normalized
+from varprop.norm import Normalized
 from varprop.norm.statistics import Statistics
 
 RELU_MEAN, RELU_VAR = 1 / math.sqrt(2 * math.pi), (1 - 1 / math.pi) / 2

@@ -1,6 +1,5 @@
 """Variances of weights from other libraries: predictions against draws from the posteriors of these libraries."""
 
-import doctest
 import importlib.util
 
 import pytest
@@ -64,10 +63,6 @@ def test_snapshots_of_sgd():
 def test_bad_input_gets_one_sentence(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
-
-
-def test_the_examples_in_docstrings_run():
-    assert doctest.testmod(posteriors).failed == 0
 
 
 @pytest.mark.uncertainty

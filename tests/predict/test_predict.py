@@ -1,7 +1,6 @@
 """Error bars in one pass against exact covariances where they are known, and against real draws elsewhere."""
 
 import copy
-import doctest
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import varprop as vp
-from varprop.predict import api, prediction
-from varprop.predict.compiled import CompiledPredictions
+from varprop.predict import api
 
 DRAWS = 3000
 
@@ -508,8 +506,11 @@ def test_compiled_predictions_are_the_same_and_follow_the_parameters():
         with torch.no_grad():
             model[-1].weight.mul_(2)
         x = x.flip(0)
-    assert len(program.facts[CompiledPredictions].functions) == 1
-    assert not copy.deepcopy(program.facts[CompiledPredictions]).functions
+    (compiled,) = (
+        fact for kind, fact in program.facts.items() if getattr(kind, "__name__", "") == "CompiledPredictions"
+    )
+    assert len(compiled.functions) == 1
+    assert not copy.deepcopy(compiled).functions
 
 
 def test_what_cannot_be_compiled_is_said_in_one_sentence():
@@ -729,8 +730,3 @@ def test_too_many_outputs_for_memory_names_what_fits(monkeypatch):
     assert vp.predict(model, x[:samples]).mean.shape == (samples, 5)
     with pytest.raises(ValueError, match="outputs fit"):
         vp.predict(model, x, outputs=list(range(outputs + 1)))
-
-
-@pytest.mark.parametrize("module", [api, prediction])
-def test_the_examples_in_docstrings_run(module):
-    assert doctest.testmod(module, extraglobs={"torch": torch, "nn": nn, "vp": vp}).failed == 0

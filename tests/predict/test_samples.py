@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.predict.samples import Samples, SampleTrace
+from varprop.predict.samples import Samples
 
 from .test_predict import assert_like_draws, drawn, with_drawn_parameters
 
@@ -151,11 +151,11 @@ def test_where_samples_are_is_found_once():
     model.dropout.train()
     program = vp.capture(model, x)
     expected = vp.predict(program, x)
-    trace = program.facts[SampleTrace]
+    (trace,) = (fact for fact in program.facts.values() if type(fact).__name__ == "SampleTrace")
     assert trace.known
     trace.complete = lambda entries, mean: trace.known
     torch.testing.assert_close(vp.predict(program, x).covariance, expected.covariance)
-    assert not copy.deepcopy(SampleTrace()).known
+    assert not copy.deepcopy(type(trace)()).known
 
 
 def test_samples_in_an_axis_and_across_axes():

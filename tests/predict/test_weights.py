@@ -1,14 +1,11 @@
 """Random weights of convolutions of every kind, against derivatives by autograd and against drawn weights."""
 
-import doctest
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import varprop as vp
-from varprop.predict import weights
 
 from .test_predict import assert_like_draws, with_drawn_parameters
 
@@ -56,7 +53,7 @@ class Mean(nn.Module):
         return x.mean(-1)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("dimensions", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_weights_of_convolutions_and_transposed_ones(dimensions):
     torch.manual_seed(0)
     model, x = within(dimensions, nn.GELU), torch.randn(6, 2, *[4] * dimensions, dtype=torch.float64)
@@ -66,7 +63,7 @@ def test_weights_of_convolutions_and_transposed_ones(dimensions):
     assert {name for name, kind, _ in found.sources() if kind == "parameter"} == set(parameter_var)
 
 
-@pytest.mark.parametrize("dimensions", [1, 3])
+@pytest.mark.parametrize("dimensions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_strong_noise_of_convolutions(dimensions):
     """Products of the noise of several layers, which all positions share."""
     torch.manual_seed(0)
@@ -97,10 +94,6 @@ def test_an_image_without_an_axis_of_samples():
     torch.testing.assert_close(found.var, (0.25 * means.square().sum()).expand(1, 4))
 
 
-def test_the_examples_in_docstrings_run():
-    assert doctest.testmod(weights).failed == 0
-
-
 class Residual(nn.Module):
     """A rectified sum, of channels whose positions see nearly the same."""
 
@@ -119,7 +112,7 @@ def straight():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 8))
 
 
-@pytest.mark.parametrize("make", [Residual, straight])
+@pytest.mark.parametrize("make", [pytest.param(Residual, marks=pytest.mark.slow), straight])
 def test_what_curves_leave_is_common_to_positions(make):
     """One weight bends all positions of a channel alike: as independent ones they have .94 of the std."""
     torch.manual_seed(0)

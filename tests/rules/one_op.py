@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from varprop import Moments, Program, Tokens
-from varprop.engine import api as engine  # noqa: F401  (fills the registry)
 from varprop.engine.evaluation import Evaluation
 from varprop.engine.plan import make_plan, require_complete
 from varprop.graph.node import Node, info_of

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from tests.rules.one_op import propagate_op
+from varprop import Moments
 from varprop.gaussian import softmax
-from varprop.moments import Moments
-from varprop.rules.attention import attention
+
+
+def attention(*tensors: Moments, **options: bool) -> Moments:
+    return propagate_op(torch.ops.aten.scaled_dot_product_attention.default, tensors, options)
 
 
 def _moments(*shape: int, full: tuple[int, ...] | None = None) -> Moments:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import varprop as vp
-from varprop.moments import Moments
+from varprop import Moments
 from varprop.rules.registry import Rule, lookup, registered
 
 from .case import Case

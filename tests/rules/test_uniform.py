@@ -11,7 +11,6 @@ from torch import Tensor
 
 import varprop  # noqa: F401  (fills the registry)
 from varprop import Moments, Tokens
-from varprop.rules.linear import PHASES, POOLED
 from varprop.rules.registry import lookup
 
 aten = torch.ops.aten
@@ -63,7 +62,8 @@ def agree(op: Any, x: Moments, *args: Any, inside: Sequence[int] = (), width: in
     Where the rule says that it pools all positions, the border included, it is held to that.
     """
     compact, dense = apply(op, x, *args), apply(op, x.dense(), *args)
-    everywhere = note(op, x, *args) in (POOLED, PHASES)
+    said = note(op, x, *args) or ""
+    everywhere = "are pooled" in said and "border" in said
     mean, var = (t if everywhere else middle(t, inside, width) for t in (dense.mean, dense.var))
     if inside:
         centre = mean.mean(tuple(inside), keepdim=True)

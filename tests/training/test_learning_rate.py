@@ -14,7 +14,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from varprop import LRSearch, find_lr, training_objective
-from varprop.training.learning_rate import supervised_step
+
+
+def ordinary_step(model, optimizer, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def quadratic(optimum, floor=0.3):
@@ -321,11 +329,10 @@ def test_everything_is_restored_after_an_exception(loader, error):
     model = Network()
     optimizer = used_optimizer(model)
     before, rng = snapshot(model, optimizer), rng_states()
-    ordinary = supervised_step(F.mse_loss)
     steps = []
 
     def failing(model, optimizer, batch):
-        steps.append(ordinary(model, optimizer, batch))
+        steps.append(ordinary_step(model, optimizer, batch))
         if len(steps) == 3:
             raise error("in the middle")
         return steps[-1]
@@ -356,10 +363,9 @@ def test_a_loader_with_its_own_generator_is_restored():
 
 def test_the_value_is_the_mean_of_the_steps_with_weights_that_vanish_to_a_tenth_in_one_epoch(loader):
     seen = []
-    ordinary = supervised_step(F.mse_loss)
 
     def recording(model, optimizer, batch):
-        seen.append(float(ordinary(model, optimizer, batch)))
+        seen.append(float(ordinary_step(model, optimizer, batch)))
         return seen[-1]
 
     value = training_objective(Network, torch.optim.Adam, loader, step=recording)(1e-3)
@@ -451,7 +457,7 @@ def test_bad_use_of_the_objective_is_refused(loader):
     with pytest.raises(TypeError, match="either loss_fn"):
         training_objective(model, torch.optim.Adam, loader)
     with pytest.raises(TypeError, match="either loss_fn"):
-        training_objective(model, torch.optim.Adam, loader, F.mse_loss, step=supervised_step(F.mse_loss))
+        training_objective(model, torch.optim.Adam, loader, F.mse_loss, step=ordinary_step)
     with pytest.raises(TypeError, match="iterator"):
         training_objective(model, torch.optim.Adam, iter(loader), F.mse_loss)
     with pytest.raises(ValueError, match="empty"):

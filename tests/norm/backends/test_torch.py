@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop.norm import Normalized
 from varprop.norm.backends import torch as by_torch
 from varprop.norm.backends.torch import FlatBlock, MatrixBlock, TorchRows
-from varprop.norm.layers import Normalized
 
 
 def _small() -> nn.Sequential:

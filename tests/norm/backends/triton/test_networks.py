@@ -9,9 +9,9 @@ from torch import nn
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
 import varprop as vp
+from varprop.norm import Normalized
 from varprop.norm.backends import triton as kernels
 from varprop.norm.fold import dispatch
-from varprop.norm.layers import Normalized
 
 from .reference import error
 
