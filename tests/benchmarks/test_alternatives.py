@@ -54,7 +54,7 @@ def about(cell: GridCell) -> dict[str, Any]:
     return {"cell": cell.key, "kind": cell.kind, "norm": cell.norm, "batch": cell.batch, "seconds": 1.0}
 
 
-@pytest.mark.parametrize("norm", [*ROWS, "form-101"])
+@pytest.mark.parametrize("norm", [*ROWS, pytest.param("form-101", marks=pytest.mark.slow)])
 def test_every_row_trains(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alternatives, "BATCH", 8)
     monkeypatch.setattr(SideBySide, "milliseconds", lambda self, seconds: 1.0)

@@ -55,7 +55,7 @@ def trainer(data: str, norm: str, members: list[Member] = MEMBERS) -> SideBySide
     return SideBySide(model.double(), members, epoch, len(images), 4, 2, CPU)
 
 
-@pytest.mark.parametrize("norm", ["analytic", "batch", "renorm", "group16-ws"])
+@pytest.mark.parametrize("norm", ["analytic", "batch", "renorm", pytest.param("group16-ws", marks=pytest.mark.slow)])
 def test_side_by_side_is_alone(data: str, norm: str) -> None:
     together = trainer(data, norm)
     assert together.train()

@@ -57,7 +57,7 @@ def test_kinks_that_vary_over_the_elements() -> None:
     _agree(ours, rectifier.clamp(*inputs, low, high), inputs)
 
 
-@pytest.mark.parametrize("size", [1, 700, 15_000])
+@pytest.mark.parametrize("size", [1, 700, pytest.param(15_000, marks=pytest.mark.slow)])
 def test_parameters_inside_the_function(size: int) -> None:
     """Slopes of each channel, closed over, get their derivative; whatever the batches of nodes."""
     generator = torch.Generator().manual_seed(0)
