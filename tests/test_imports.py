@@ -75,7 +75,6 @@ SEAMS = {
     ],
     "a limit of size is lowered, so that a small model reaches it": [
         "engine.clusters",
-        "engine.covariance",
         "inspection.measure",
         "inspection.run",
         "norm.distributed",
