@@ -81,7 +81,6 @@ SEAMS = {
         "predict.api",
         "rules.elementwise",
         "rules.linear",
-        "training.input_moments",
         "cli.inspect",
     ],
     "limits and errors that are stated once, and that tables and pages repeat": [
