@@ -32,7 +32,7 @@ from ..graph.node import Node, resolve
 from ..moments import Moments, autocast_off, trusted
 from ..rules.linear import Convolution
 from ..rules.registry import Rule
-from .regions import channel_axis, moments_of
+from .regions import channel_axis, first_result, moments_of
 
 FIXED = "statistics of a normalization are taken as fixed on the way back (off by 2 / n for n values)"
 ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
@@ -101,22 +101,16 @@ def chance_on(clusters: Clusters, node: Node) -> Tensor:
     return positive_sum(rectified.mean, rectified.var, added.mean, added.var)
 
 
-def behind_skips(clusters: Clusters) -> SlopeCache:
-    """The slopes of all such rectifiers of a finished evaluation."""
-    chances = {(node, clusters.plan.root[node]): chance_on(clusters, node).double() for node in clusters.plan.skips}
-    return {key: (on, on) for key, on in chances.items()}
-
-
 @dataclass
 class GradientScales:
     """Second moments of the gradient at every random value, for a gradient of variance 1 at every output."""
 
+    # E[f'] and E[f'^2] of elementwise functions, by their node and their source
+    slopes: SlopeCache
     # sum of E[g^2] over the positions each stored element stands for, by node and result
     energy: dict[NodeResult, Tensor] = field(default_factory=dict)
     notes: dict[Node, str] = field(default_factory=dict)  # why the step back through a node is approximate
     approximate: set[NodeResult] = field(default_factory=set)  # values whose gradient came through an approximate step
-    # E[f'] and E[f'^2] of elementwise functions, by their node and their source
-    slopes: SlopeCache = field(default_factory=dict)
 
     def square(self, node: Node, moments: Moments) -> Tensor | None:
         """E[g^2] of every unit of the first result; None where no gradient arrives."""
@@ -135,8 +129,10 @@ class Backward:
     """One pass back through a finished evaluation: what was found so far, and the flows that have yet to go on."""
 
     def __init__(self, evaluation: Evaluation) -> None:
-        self.evaluation, self.plan = evaluation, evaluation.plan
-        self.found = GradientScales(slopes=behind_skips(evaluation.clusters))
+        self.evaluation, self.plan, clusters = evaluation, evaluation.plan, evaluation.clusters
+        # of rectifiers behind skip connections both moments of the slope are the chance to be on
+        on = {(node, self.plan.root[node]): chance_on(clusters, node).double() for node in self.plan.skips}
+        self.found = GradientScales({key: (chance, chance) for key, chance in on.items()})
         self.flows: dict[NodeResult, Flow] = {}
 
     def run(self) -> GradientScales:
@@ -198,11 +194,11 @@ class Backward:
             return
         if rule is not None and rule.order_statistic and rule.per_channel:
             self._through_maximum(node, arrived[node, 0], operands[0])
-        elif operation_of(node) == "attention" and fits(evaluation, node):
-            self._pass_on(node, dict(through_attention(evaluation, node, arrived[node, 0])), NEARLY_UNIFORM, True)
+        elif operation_of(node) == "attention" and _same_heads(evaluation, node):
+            self._pass_on(node, _through_attention(evaluation, node, arrived[node, 0]), NEARLY_UNIFORM)
         elif rule is not None and operands == [node.args[0]] and rule.normalizes(*node.args, **node.kwargs):
             x, y = evaluation.value(operands[0]), moments_of(evaluation, node)
-            self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED, True)
+            self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED)
         elif rule is None or not rule.transposable:
             self._by_sampling(node, arrived, operands)
         elif rule.averages:
@@ -210,7 +206,8 @@ class Backward:
         else:
             self._pass_on(node, _through_linear(evaluation, node, rule, arrived), "", approximate)
 
-    def _pass_on(self, node: Node, flows: dict[Node, Flow], note: str, approximate: bool) -> None:
+    def _pass_on(self, node: Node, flows: dict[Node, Flow], note: str, approximate: bool = False) -> None:
+        """Let flows arrive at the operands; a note says why this step is approximate."""
         if note:
             self.found.notes[node] = note
         for operand, flow in flows.items():
@@ -229,14 +226,12 @@ class Backward:
         self._arrive((start, 0), self._spread_evenly(flow, node, start), True)
 
     def _through_largest(self, node: Node, end: Node, start: Node, flow: Flow) -> Flow:
-        evaluation = self.evaluation
-        args, kwargs = resolve(
-            (node.args, node.kwargs), lambda operand: evaluation.value(start) if operand is end else None
-        )
+        """Back through the functions before a maximum, as if they came behind it."""
+        x = self.evaluation.value(start)
+        args, kwargs = resolve((node.args, node.kwargs), lambda operand: x if operand is end else None)
         with trusted():
-            largest = apply(self.plan.rules[node], node.target, args, kwargs)
-        x = largest if isinstance(largest, Moments) else largest[0]
-        slope = slopes(evaluation.clusters, end, start, start, Moments(x.mean, x.var), {})
+            largest = first_result(apply(self.plan.rules[node], node.target, args, kwargs))
+        slope = slopes(self.evaluation.clusters, end, start, start, Moments(largest.mean, largest.var), {})
         return flow if slope is None else flow.scaled(slope[1], slope[0].square())
 
     def _spread_evenly(self, flow: Flow, node: Node, operand: Node) -> Flow:
@@ -271,13 +266,12 @@ class Backward:
             return self._as_linear(node, arrived, operands)
         if not all(bool(total.isfinite().all()) for total in sums.values()):
             return self._as_linear(node, arrived, operands)
-        energy = sum(float(flow.total.sum()) for flow in arrived.values())
-        common = sum(float(flow.common.sum()) for flow in arrived.values() if flow.common is not None)
+        energy, common = _sums(arrived)
         flows = {
             operand: Flow(total, total * (common / energy) if common and energy else None)
             for operand, total in sums.items()
         }
-        self._pass_on(node, flows, SAMPLED.format(op=_name(node)), True)
+        self._pass_on(node, flows, SAMPLED.format(op=_name(node)))
 
     def _sampled_squares(
         self, node: Node, arrived: dict[NodeResult, Flow], inputs: dict[Node, Moments], generator: torch.Generator
@@ -315,13 +309,18 @@ class Backward:
         first, inputs = moments_of(self.evaluation, node), [self.evaluation.value(operand) for operand in operands]
         after = _total_variance(first) / math.prod(first.full)
         before = sum(_total_variance(x) for x in inputs)
-        energy = sum(float(flow.total.sum()) for flow in arrived.values())
-        common = sum(float(flow.common.sum()) for flow in arrived.values() if flow.common is not None)
+        energy, common = _sums(arrived)
         square, flows = energy * after / before if before > 0 else 0.0, {}
         for operand, x in zip(operands, inputs, strict=True):
             full = torch.full(x.shape, square * multiplicity(x), dtype=torch.float64, device=x.device)
             flows[operand] = Flow(full, full * (common / energy) if common else None)
-        self._pass_on(node, flows, AS_LINEAR.format(op=_name(node)), True)
+        self._pass_on(node, flows, AS_LINEAR.format(op=_name(node)))
+
+
+def _sums(flows: dict[NodeResult, Flow]) -> tuple[float, float]:
+    """The energy of all flows together, and the common part of it."""
+    common = [float(flow.common.sum()) for flow in flows.values() if flow.common is not None]
+    return sum(float(flow.total.sum()) for flow in flows.values()), sum(common)
 
 
 def _name(node: Node) -> str:
@@ -348,30 +347,24 @@ def _total_variance(x: Moments) -> float:
 def _through_linear(
     evaluation: Evaluation, node: Node, rule: Rule, arrived: dict[NodeResult, Flow]
 ) -> dict[Node, Flow]:
-    """Back through a linear operation: the transpose of the map of variances for what is independent.
-
-    The common part goes back as the operation has it.
-    """
+    """Back through a linear operation: the transpose of its map of variances, and what its kind does to the common part."""
     first = next(iter(arrived.values()))
-    totals = {result: flow.total for result, flow in arrived.items()}
-    if all(flow.common is None for flow in arrived.values()):
-        return {operand: Flow(total) for operand, total in _transposed(evaluation, node, rule, totals).items()}
-    if rule.convolution is not None:
+    shared = {result: flow.common for result, flow in arrived.items() if flow.common is not None}
+    if shared and rule.convolution is not None:
         return _through_convolution(evaluation, node, rule, first)
-    if rule.resizes:
+    if shared and rule.resizes:
         return _through_resizing(evaluation, node, rule, first)
-    passed = _transposed(evaluation, node, rule, totals)
-    if rule.product and rule.kind == "elementwise":
+    passed = _transposed(evaluation, node, rule, {result: flow.total for result, flow in arrived.items()})
+    if shared and rule.product and rule.kind == "elementwise":
         return {operand: _through_factor(evaluation, node, operand, first, total) for operand, total in passed.items()}
-    if rule.mixes_positions or (rule.product and len(passed) > 1):
+    if not shared or rule.mixes_positions or (rule.product and len(passed) > 1):
         return {operand: Flow(total) for operand, total in passed.items()}
     if rule.noise:
         return {
             operand: _through_noise(evaluation, node, rule, operand, first, total) for operand, total in passed.items()
         }
-    common = {result: flow.common for result, flow in arrived.items() if flow.common is not None}
-    shared = _transposed(evaluation, node, rule, common)
-    flows = {operand: Flow(total, shared.get(operand)) for operand, total in passed.items()}
+    common = _transposed(evaluation, node, rule, shared)
+    flows = {operand: Flow(total, common.get(operand)) for operand, total in passed.items()}
     if rule.signs is not None:
         return {operand: _through_term(evaluation, node, operand, flow) for operand, flow in flows.items()}
     return flows
@@ -393,7 +386,7 @@ def _through_convolution(evaluation: Evaluation, node: Node, rule: Rule, flow: F
     assert flow.common is not None and rule.convolution is not None
     passed = _transposed(evaluation, node, rule, {(node, 0): flow.independent()})
     args, kwargs = evaluation.clusters.arguments(node, evaluation.value)
-    together = through_taps(rule.convolution(*args, **kwargs), args[0], evaluation.value(node), flow.common)
+    together = _through_taps(rule.convolution(*args, **kwargs), args[0], evaluation.value(node), flow.common)
     if together is None or len(passed) > 1:
         passed = _transposed(evaluation, node, rule, {(node, 0): flow.total})
         return {operand: Flow(total) for operand, total in passed.items()}
@@ -409,9 +402,8 @@ def _through_noise(evaluation: Evaluation, node: Node, rule: Rule, operand: Node
         node, lambda argument: shifted if argument is operand else evaluation.value(argument)
     )
     with torch.enable_grad(), trusted():
-        result = apply(rule, node.target, args, kwargs)
-        first = result[0] if isinstance(result, (list, tuple)) else result
-        (slope,) = torch.autograd.grad(first.mean.sum(), mean)
+        result = first_result(apply(rule, node.target, args, kwargs))
+        (slope,) = torch.autograd.grad(result.mean.sum(), mean)
     return Flow(total, None if flow.common is None else flow.common * slope.double().square())
 
 
@@ -443,12 +435,9 @@ def _through_factor(evaluation: Evaluation, node: Node, operand: Node, flow: Flo
     """
     assert flow.common is not None
     factor, result = evaluation.value(operand), evaluation.value(node)
-    argument = next((argument for argument in node.args[:2] if argument is not operand), operand)
-    x = (
-        (evaluation.value(argument) if evaluation.plan.random(argument) else evaluation.env[argument])
-        if isinstance(argument, Node)
-        else argument
-    )
+    x = next((argument for argument in node.args[:2] if argument is not operand), operand)
+    if isinstance(x, Node):
+        x = evaluation.value(x) if evaluation.plan.random(x) else evaluation.env[x]
     mean = x.mean if isinstance(x, Moments) else x
     square = torch.as_tensor(mean, dtype=torch.float64, device=flow.common.device).square()
     if not shares_positions(factor, result, node):
@@ -490,8 +479,8 @@ def _transposed(
     }
 
 
-def through_taps(kernel: Convolution, x: Moments, result: Moments, common: Tensor) -> Flow | None:
-    """Back through a convolution or a window of an average; None if its weights are random."""
+def _through_taps(kernel: Convolution, x: Moments, result: Moments, common: Tensor) -> Flow | None:
+    """The common energy back through a convolution or a window of an average; None if its weights are random."""
     weight = kernel.weight
     if not isinstance(weight, Tensor) or x.ndim != weight.ndim:
         return None
@@ -528,21 +517,18 @@ def _meeting(taps: Tensor, reach: list[Tensor]) -> tuple[Tensor, Tensor]:
 def _spread(x: Moments, result: Moments, common: Tensor, squares: Tensor, sums: Tensor, groups: int) -> Flow:
     """The energies by channel through the pairs (out, in / groups), spread evenly over the argument's positions."""
     positions_after, before = math.prod(result.full[2:]), math.prod(x.full[2:])
-    energy = common.flatten(2).sum(2).unflatten(1, (groups, -1)).unsqueeze(2) / positions_after
-    total, shared = (
-        (energy @ matrix.unflatten(0, (groups, -1))).flatten(1) for matrix in (squares, sums.square() / before)
-    )
-    return Flow(*(_placed(matrix, x) for matrix in (total, shared)))
+    arrived = common.flatten(2).sum(2).unflatten(1, (groups, -1)).unsqueeze(2) / positions_after
+
+    def spread(factors: Tensor) -> Tensor:
+        energy = (arrived @ factors.unflatten(0, (groups, -1))).flatten(1)
+        energy = energy if x.shape[1] > 1 else energy.sum(1, keepdim=True)
+        energy = energy.view(*energy.shape, *[1] * (x.ndim - 2)) / math.prod(x.shape[2:])
+        return energy.expand(len(energy), *x.shape[1:])
+
+    return Flow(spread(squares), spread(sums.square() / before))
 
 
-def _placed(energy: Tensor, x: Moments) -> Tensor:
-    """Energies by channel as those of the stored elements."""
-    energy = energy if x.shape[1] > 1 else energy.sum(1, keepdim=True)
-    spread = energy.view(*energy.shape, *[1] * (x.ndim - 2)) / math.prod(x.shape[2:])
-    return spread.expand(energy.shape[0], *x.shape[1:])
-
-
-def fits(evaluation: Evaluation, node: Node) -> bool:
+def _same_heads(evaluation: Evaluation, node: Node) -> bool:
     """True if queries, keys and values are random tensors with the same heads."""
     operands = node.args[:3]
     if len(operands) < 3 or not all(isinstance(o, Node) and evaluation.plan.random(o) for o in operands):
@@ -551,7 +537,7 @@ def fits(evaluation: Evaluation, node: Node) -> bool:
     return isinstance(q, Moments) and q.full[:-2] == k.full[:-2] == v.full[:-2]
 
 
-def through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> list[tuple[Node, Flow]]:
+def _through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> dict[Node, Flow]:
     """The flows to queries, keys and values, and to a random mask."""
     q, k, v = (evaluation.value(operand) for operand in node.args[:3])
     concentration = min(1.0, average(evaluation.value(node).var) / max(average(v.var), 1e-300))
@@ -568,13 +554,11 @@ def through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> list[tu
     flows = [Flow(_even(to_q * flow.total, q), _even(to_q * common, q)), Flow(_even(to_k, k)), to_v]
     if flow.common is None:
         flows = [Flow(flow_to.total) for flow_to in flows]
+    arriving = dict(zip(node.args[:3], flows, strict=True))
     mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    to_mask = (
-        [(mask, Flow(_even(to_scores * concentration * flow.total, evaluation.value(mask))))]
-        if evaluation.plan.random(mask)
-        else []
-    )
-    return [*zip(node.args[:3], flows, strict=True), *to_mask]
+    if evaluation.plan.random(mask):
+        arriving[mask] = Flow(_even(to_scores * concentration * flow.total, evaluation.value(mask)))
+    return arriving
 
 
 def average(values: Tensor) -> float:

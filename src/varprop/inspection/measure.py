@@ -20,10 +20,10 @@ from ..errors import VarpropError
 from ..graph.node import Node, resolve
 from ..graph.program import Program
 from ..moments import Moments, Tokens, autocast_off
-from .regions import Region, bend_at, macs, moments_of
-from .rows import UnitStatistics, numbers
+from .regions import Region, bend_at, first_result, macs, moments_of
+from .rows import UnitStatistics, layer_numbers
 
-INPUT = -1  # stands for the inputs among the numbers of regions
+INPUT = -1  # stands for the inputs among the indices of regions
 GROUPS = 8  # for the jackknife
 FEWEST, MOST, AFFORDED = 4, 64, 8e9  # random inputs of a trial, and multiplications with additions for all of them
 TOO_MUCH = 1e11  # of these for the fewest inputs: no trial then
@@ -31,9 +31,10 @@ TOO_MUCH = 1e11  # of these for the fewest inputs: no trial then
 
 @dataclass
 class RunSums:
-    """Sums over the runs of one group, by place: values, squares, flat, on, squared gradients."""
+    """Sums over the runs of one group."""
 
     runs: int = 0
+    # by index of the region and quantity: mean, square, count, flat, on, linear, gradient
     totals: dict[tuple[int, str], Any] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -42,10 +43,10 @@ Estimates = dict[str, dict[str, float]]  # value and standard error of every num
 
 @dataclass(frozen=True)
 class MeasuredNumbers:
-    """Numbers from data: those of every place, and the standard deviation of the inputs."""
+    """Numbers from data."""
 
-    regions: list[Estimates]
-    input_std: float
+    regions: list[Estimates]  # of every region
+    input_std: float  # standard deviation of the inputs
 
 
 def trial_size(program: Program) -> int:
@@ -66,7 +67,17 @@ def measure(
     ran: Callable[[], None] = lambda: None,
     backward: bool = True,
 ) -> MeasuredNumbers:
-    """Every place's numbers from data (as `inspect` takes it), with gradients if asked for; `ran`: after every run."""
+    """The numbers of every region from data.
+
+    Args:
+        evaluation: What was propagated.
+        regions: Where to measure.
+        data: As `inspect` takes it for `check`.
+        samples: How many inputs to use at most.
+        seed: Of the random draws.
+        ran: Called after every run.
+        backward: Whether to measure gradients too.
+    """
     batch = batch_extent(evaluation.plan.program)
     runs = math.ceil(samples / batch)
     groups = [RunSums() for _ in range(GROUPS)]
@@ -138,6 +149,7 @@ def _first_tensor(item: Any) -> Tensor:
 
 
 def _drawn(value: Any, root: Tensor | None) -> Any:
+    """A random input; what is no random one as it is."""
     if isinstance(value, Moments):
         if root is not None:
             return value.mean + (root @ torch.randn_like(value.mean).flatten()).view(value.shape)
@@ -191,17 +203,17 @@ def _run(evaluation: Evaluation, regions: list[Region], inputs: list[Any], sums:
 
 
 def _add_value(sums: RunSums, index: int, value: Any, shape: torch.Size) -> None:
-    result = _first(value).detach().double()
+    result = first_result(value).detach().double()
     sums.totals[index, "mean"] += _pooled(result, shape)
     sums.totals[index, "square"] += _pooled(result.square(), shape)
     sums.totals[index, "count"] += result.numel() / max(1, sums.totals[index, "mean"].numel())
 
 
 def _add_bend(evaluation: Evaluation, region: Region, sums: RunSums, index: int, values: dict[Node, Any]) -> None:
-    """How often the activation that makes a place's result was flat, on, or passed everything."""
+    """How often the activation that makes a region's result was flat, on, or passed everything."""
     if not (bent := bend_at(evaluation, region)):
         return
-    bend, argument = bent[0], _first(values[bent[1]]).detach()
+    bend, argument = bent[0], first_result(values[bent[1]]).detach()
     inner = moments_of(evaluation, bent[1]).shape
     if bend.saturates:
         sums.totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
@@ -211,20 +223,16 @@ def _add_bend(evaluation: Evaluation, region: Region, sums: RunSums, index: int,
 
 
 def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -> dict[int, Tensor]:
-    """Gradients by place, for a random gradient of variance 1 at every output."""
-    ends = [_first(values[out]) for out in program.outputs if isinstance(out, Node)]
+    """Gradients by index of the region, for a random gradient of variance 1 at every output."""
+    ends = [first_result(values[out]) for out in program.outputs if isinstance(out, Node)]
     ends = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
-    wanted = {index: _first(values[node]) for index, node in enumerate(at)}
+    wanted = {index: first_result(values[node]) for index, node in enumerate(at)}
     able = {index: tensor for index, tensor in wanted.items() if isinstance(tensor, Tensor) and tensor.requires_grad}
     if not ends or not able:
         return {}
     starts = [torch.randn_like(end) for end in ends]
     gradients = torch.autograd.grad(ends, list(able.values()), starts, allow_unused=True)
     return {index: gradient for index, gradient in zip(able, gradients, strict=True) if gradient is not None}
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, (list, tuple)) else value
 
 
 def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
@@ -235,10 +243,10 @@ def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
     return values.mean(axes, keepdim=True) if axes else values  # for a batch of one most often there are none
 
 
-def _estimates(index: int, groups: list[RunSums]) -> dict[str, dict[str, float]]:
+def _estimates(index: int, groups: list[RunSums]) -> Estimates:
     """Values over all groups; standard errors by leaving out one group at a time (jackknife)."""
-    values = numbers(_statistics(index, groups))
-    without = [numbers(_statistics(index, groups[:i] + groups[i + 1 :])) for i in range(len(groups))]
+    values = layer_numbers(_statistics(index, groups))
+    without = [layer_numbers(_statistics(index, groups[:i] + groups[i + 1 :])) for i in range(len(groups))]
     share = (len(groups) - 1) / len(groups)
     estimates = {}
     for what, value in values.items():

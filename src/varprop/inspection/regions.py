@@ -35,12 +35,12 @@ class Region:
 
     @property
     def label(self) -> str:
-        """How a person would call it."""
+        """How messages name it."""
         return label(self.path, self.call, "" if self.kind == "module" else self.name)
 
 
-def label(path: str, call: int, operation: str) -> str:
-    """A module's path with the number of its call, and the operation in it if it is one."""
+def label(path: str, call: int, operation: str = "") -> str:
+    """A module's path with the number of its call from the second on, and the operation in it in brackets."""
     name = (path or "(model)") + (f" #{call + 1}" if call else "")
     return f"{name} [{operation}]" if operation else name
 
@@ -76,15 +76,14 @@ def regions_of(evaluation: Evaluation) -> list[Region]:
 
 
 def _calls(evaluation: Evaluation) -> dict[str, tuple[int, Node]]:
-    """Which call of its module each key is, and its output, where that is random."""
+    """For every module call with a random output: which call of its module it is, and the output."""
     outputs = evaluation.plan.program.module_outputs(evaluation.plan.random)
     path_of = {call.key: call.path for node in evaluation.plan.program.nodes for call in node.stack}
-    calls_of: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     calls: dict[str, tuple[int, Node]] = {}
     for key, path in path_of.items():
-        index = calls_of[path]
-        calls_of[path] += 1
-        output = outputs[path].outputs[index]
+        index, output = seen[path], outputs[path].outputs[seen[path]]
+        seen[path] += 1
         if evaluation.plan.random(output) and first_moments(evaluation, output) is not None:
             calls[key] = index, output
     return calls
@@ -97,14 +96,18 @@ def op_name(node: Node) -> str:
 
 
 def first_moments(evaluation: Evaluation, node: Node) -> Moments | None:
-    """The moments of a node's (first) result."""
-    value = evaluation.value(node)
-    value = value[0] if isinstance(value, list) and value else value
+    """The moments of a node's first result; None where it has none."""
+    value = first_result(evaluation.value(node))
     return value if isinstance(value, Moments) else None
 
 
+def first_result(value: Any) -> Any:
+    """The first of several results of an operation; a single one itself."""
+    return value[0] if isinstance(value, (list, tuple)) and value else value
+
+
 def moments_of(evaluation: Evaluation, node: Node) -> Moments:
-    """The moments of the first result of a node that has some."""
+    """The moments of a node's first result, which has to have some."""
     moments = first_moments(evaluation, node)
     assert moments is not None
     return moments
@@ -121,21 +124,19 @@ def bend_at(evaluation: Evaluation, region: Region) -> tuple[Bend, Node] | None:
 
 
 def channel_axis(moments: Moments, node: Node) -> int:
-    """The axis of the channels: as the operation behind the node has it, else the second, and in sequences the last."""
-    rule = rule_of(maker(node))
-    decided = None if rule is None else rule.channels
-    if decided is None:
-        decided = -1 if moments.ndim == 3 else 1
-    return moments.ndim - 1 if decided < 0 else min(decided, moments.ndim - 1)
+    """The axis of the channels of a node's result.
 
-
-def maker(node: Node) -> Node:
-    """The operation behind a node, functions of one value after it left aside."""
+    Elementwise functions keep that of the operation before them. Where no operation decides it is the second axis, and
+    in sequences the last.
+    """
     rule = rule_of(node)
     while node.operands and (node.target is operator.getitem or (rule is not None and rule.kind == "elementwise")):
         node = node.operands[0]
         rule = rule_of(node)
-    return node
+    axis = None if rule is None else rule.channels
+    if axis is None:
+        axis = -1 if moments.ndim == 3 else 1
+    return moments.ndim - 1 if axis < 0 else min(axis, moments.ndim - 1)
 
 
 def over_channels(values: Tensor, axis: int, reduced: Callable[..., Tensor]) -> Tensor:

@@ -58,22 +58,24 @@ class UnitStatistics:
     gradient: Tensor | None = None  # second moment of the gradient
 
 
-def numbers(s: UnitStatistics) -> dict[str, float]:
-    """The layer's numbers: mean, std (root mean square over units), shift, shares of units, gradient scale.
+def layer_numbers(units: UnitStatistics) -> dict[str, float]:
+    """Statistics of a layer as a whole.
 
-    The shift is the share of the mean square that is a constant: m^2 / (m^2 + v), both averaged over units.
+    ``mean``; ``std`` (root mean square over units); ``shift``, the share of the mean square that is a constant, m^2 /
+    (m^2 + v), both averaged over units; and where they apply the shares of units ``flat``, ``saturated``, ``dead`` and
+    ``always_on``, and ``gradient``, the root mean square of a single element's.
     """
-    square, var = average(s.mean.double().square()), average(s.var)
+    square, var = average(units.mean.double().square()), average(units.var)
     total = square + var
-    result = {"mean": average(s.mean), "std": var**0.5, "shift": square / total if total > 0 else 0.0}
-    if s.flat is not None:
-        result |= {"flat": average(s.flat), "saturated": average((s.flat > 0.5).double())}
-    if s.on is not None:
-        result["dead"] = average((s.on < DEAD).double())
-    if s.linear is not None:
-        result["always_on"] = average((s.linear > ALWAYS_ON).double())
-    if s.gradient is not None:
-        result["gradient"] = average(s.gradient) ** 0.5
+    result = {"mean": average(units.mean), "std": var**0.5, "shift": square / total if total > 0 else 0.0}
+    if units.flat is not None:
+        result |= {"flat": average(units.flat), "saturated": average((units.flat > 0.5).double())}
+    if units.on is not None:
+        result["dead"] = average((units.on < DEAD).double())
+    if units.linear is not None:
+        result["always_on"] = average((units.linear > ALWAYS_ON).double())
+    if units.gradient is not None:
+        result["gradient"] = average(units.gradient) ** 0.5
     return result
 
 
@@ -99,79 +101,45 @@ SHARES = ("saturated", "dead", "always_on")  # numbers that are shares of units 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """Statistics of the result of one module call or operation.
+    """Statistics of the result of one module call or operation."""
 
-    Attributes:
-        path: Dotted path of the module (of the innermost one for an operation); empty for the model itself.
-        kind: ``module`` or ``operation``.
-        name: Class of the module, or the operation.
-        op: The operation that makes the result.
-        moves: Whether that only moves elements.
-        call: Which call of the module it is, from 0.
-        depth: Depth in the tree of modules.
-        leaf: Whether no other row lies inside it.
-        line: The user's source line.
-        extents: Extents of the result; `uniform` tells along which axes one unit stands for all.
-        uniform: For every axis whether it is uniform.
-        mean: Means over the units.
-        std: Standard deviations over the units.
-        numbers: The layer's numbers: ``mean``, ``std`` (root mean square), ``shift`` (share of the mean square that is
-            constant), ``flat``, ``saturated``, ``dead``, ``always_on`` (where they apply), ``gradient``.
-        growth: std over that of the model's input.
-        gradient_total: Root mean square over channels of the gradient summed over positions, E[sum g^2]^(1/2), which
-            can be compared between layers of different resolution; ``numbers["gradient"]`` is that of a single element.
-        gain: E[f'^2]^(1/2) of an activation, std out / std in otherwise.
-        status: ``exact``, ``approximate`` or ``sampled``.
-        reasons: Why not exact, forward.
-        gradient_status: ``exact`` or ``approximate``; empty without gradient.
-        gradient_reason: Why the step back through the row's own operation is approximate.
-        ranges: Low and high end of every channel, mean -+ k std.
-        measured: The same numbers from data, each with its standard error.
-        node: Name of the graph node.
-        constant: Share of the channels that do not vary at any position.
-        weighted: Whether it is a single linear layer or convolution.
-        role: What becomes of it, where that decides how it is to be judged (`inspection.roles`).
-        weight: Name of the weight of a linear layer or convolution.
-        rank: Effective rank of that weight; 0 if it is all zeros, None without one.
-        full_rank: The largest that it could have.
-        trial: The same numbers from a few random inputs, where no data was given.
-        branch: Of a residual sum, the standard deviation of what is added over that of the stream it is added to.
-        branch_gain: And by how much the layer at the end of that branch multiplies the standard deviation.
-    """
-
-    path: str
+    path: str  # of the module, or of the innermost one around an operation; empty for the model itself
     kind: Literal["module", "operation"]
-    name: str
-    op: str
-    moves: bool
-    call: int
-    depth: int
-    leaf: bool
-    line: str
-    extents: tuple[int, ...]
-    uniform: tuple[bool, ...]
-    mean: UnitSpread
-    std: UnitSpread
-    numbers: dict[str, float]
-    growth: float | None
+    name: str  # class of the module, or the operation
+    op: str  # the operation that makes the result
+    moves: bool  # whether that only moves elements
+    call: int  # which call of the module it is, from 0
+    depth: int  # in the tree of modules
+    leaf: bool  # whether no other row lies inside it
+    line: str  # the user's source line
+    extents: tuple[int, ...]  # of the result
+    uniform: tuple[bool, ...]  # along which axes one unit stands for all
+    mean: UnitSpread  # means over the units
+    std: UnitSpread  # standard deviations over the units
+    numbers: dict[str, float]  # of the whole layer (`layer_numbers`)
+    growth: float | None  # std over that of the model's input
+    # root mean square over channels of the gradient summed over positions, E[sum g^2]^(1/2), which can be compared
+    # between layers of different resolution; `numbers["gradient"]` is that of a single element
     gradient_total: float | None
-    gain: float | None
-    status: str
-    reasons: tuple[str, ...]
-    gradient_status: str
-    gradient_reason: str
-    ranges: dict[str, Any] = field(repr=False)
-    node: str
-    measured: dict[str, dict[str, float]] = field(default_factory=dict)
-    constant: float = 0.0
-    weighted: bool = False
-    role: str = ""
-    weight: str = ""
-    rank: float | None = None
-    full_rank: int = 0
-    trial: dict[str, dict[str, float]] = field(default_factory=dict)
-    branch: float | None = None
-    branch_gain: float | None = None
+    gain: float | None  # E[f'^2]^(1/2) of an activation, std out / std in otherwise
+    status: str  # ``exact``, ``approximate`` or ``sampled``
+    reasons: tuple[str, ...]  # why not exact, forward
+    gradient_status: str  # ``exact`` or ``approximate``; empty without gradient
+    gradient_reason: str  # why the step back through the row's own operation is approximate
+    ranges: dict[str, Any] = field(repr=False)  # low and high end of every channel, mean -+ k std
+    node: str  # name of the graph node
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)  # the numbers from data, with standard errors
+    constant: float = 0.0  # share of the channels that do not vary at any position
+    weighted: bool = False  # whether it is a single linear layer or convolution
+    role: str = ""  # what becomes of it, where that decides how it is to be judged (`inspection.roles`)
+    weight: str = ""  # name of the weight of a linear layer or convolution
+    rank: float | None = None  # effective rank of that weight; 0 if it is all zeros, None without one
+    full_rank: int = 0  # the largest that it could have
+    trial: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # from a few random inputs, where no data was given
+    branch: float | None = None  # of a residual sum: std of what is added over that of the stream it is added to
+    branch_gain: float | None = None  # by how much the layer at the end of that branch multiplies the std
 
     @property
     def is_layer(self) -> bool:
@@ -194,8 +162,7 @@ class ReportRow:
     @property
     def own_name(self) -> str:
         """The last part of a module's path with the number of its call, or the operation in brackets."""
-        name = (self.path.rpartition(".")[2] or "(model)") + (f" #{self.call + 1}" if self.call else "")
-        return name if self.kind == "module" else f"[{self.name}]"
+        return label(self.path.rpartition(".")[2], self.call) if self.kind == "module" else f"[{self.name}]"
 
     @property
     def indented(self) -> str:
@@ -209,7 +176,7 @@ class ReportRow:
 
     @property
     def label(self) -> str:
-        """How a person would call it."""
+        """How messages name it."""
         return label(self.path, self.call, "" if self.kind == "module" else self.name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -228,10 +195,9 @@ class ReportRow:
         return {**plain, **self.numbers, **spreads, **measured, **errors}
 
 
-def statistics(evaluation: Evaluation, gradients: GradientScales, region: Region) -> UnitStatistics:
+def _unit_statistics(evaluation: Evaluation, gradients: GradientScales, region: Region) -> UnitStatistics:
     """Statistics of a region's units from propagation."""
     moments = moments_of(evaluation, region.output)
-    gradient = gradients.square(region.output, moments)
     flat = on = linear = None
     if bent := bend_at(evaluation, region):
         bend, argument = bent[0], moments_of(evaluation, bent[1])
@@ -239,7 +205,7 @@ def statistics(evaluation: Evaluation, gradients: GradientScales, region: Region
         on, linear = bend.probabilities_above(argument) if bend.rectifier is not None else (None, None)
     if region.output in evaluation.plan.skips:
         on = linear = chance_on(evaluation.clusters, region.output)
-    return UnitStatistics(moments.mean, moments.var, flat, on, linear, gradient)
+    return UnitStatistics(moments.mean, moments.var, flat, on, linear, gradients.square(region.output, moments))
 
 
 def make_row(
@@ -251,18 +217,23 @@ def make_row(
     trial: dict[str, dict[str, float]],
 ) -> ReportRow:
     """The row of a region."""
-    units, moments = statistics(evaluation, gradients, region), moments_of(evaluation, region.output)
-    channels = channel_axis(moments, region.output)
-    layer, before = numbers(units), std_of(evaluation, evaluation.plan.program.inputs)
-    maker = _maker(region.output)
-    rule = rule_of(maker)
-    notes = [note for node in region.nodes for note in evaluation.notes.get(node, ())]
-    sampled = any(node in evaluation.sampled for node in region.nodes)
-    approximate = (region.output, 0) in gradients.approximate
-    used_rule, single = evaluation.plan.rules.get(maker), len(evaluation.plan.random_operands(maker)) == 1
+    units, moments = _unit_statistics(evaluation, gradients, region), moments_of(evaluation, region.output)
+    numbers, input_std = layer_numbers(units), std_of(evaluation, evaluation.plan.program.inputs)
+    maker = region.output  # the operation whose result it is, or one of whose results
+    while maker.target is operator.getitem:
+        maker = maker.args[0]
+    rule, used_rule = rule_of(maker), evaluation.plan.rules.get(maker)
+    single = len(evaluation.plan.random_operands(maker)) == 1
     weighted = region.leaf and used_rule is not None and used_rule.weighted and single
     weight, rank, full_rank = _weight(evaluation, maker) if weighted else ("", None, 0)
     branch, branch_gain = _branch(evaluation, region.output) if region.leaf else (None, None)
+    gradient_total = None
+    if "gradient" in numbers:
+        gradient_total = numbers["gradient"] * _positions(evaluation, moments, region) ** 0.5
+    notes = [note for node in region.nodes for note in evaluation.notes.get(node, ())]
+    sampled = any(node in evaluation.sampled for node in region.nodes)
+    approximate = (region.output, 0) in gradients.approximate
+    channels = channel_axis(moments, region.output)
     return ReportRow(
         path=region.path,
         kind=region.kind,
@@ -277,12 +248,10 @@ def make_row(
         uniform=tuple(full != stored for full, stored in zip(moments.full, moments.shape, strict=True)),
         mean=spread_of(moments.mean),
         std=spread_of(moments.std),
-        numbers=layer,
-        growth=layer["std"] / before if before else None,
-        gradient_total=layer["gradient"] * _positions(evaluation, moments, region) ** 0.5
-        if "gradient" in layer
-        else None,
-        gain=_gain(evaluation, gradients, region, layer["std"]),
+        numbers=numbers,
+        growth=numbers["std"] / input_std if input_std else None,
+        gradient_total=gradient_total,
+        gain=_gain(evaluation, gradients, region, numbers["std"]),
         status="sampled" if sampled else "approximate" if notes else "exact",
         reasons=tuple(dict.fromkeys(notes)),
         gradient_status="" if units.gradient is None else "approximate" if approximate else "exact",
@@ -360,27 +329,19 @@ def _follows_from(evaluation: Evaluation, node: Node, earlier: Node) -> bool:
     return False
 
 
-def _maker(node: Node) -> Node:
-    """The operation whose result, or one of whose results, a node is."""
-    return _maker(node.args[0]) if node.target is operator.getitem else node
-
-
 def _gain(evaluation: Evaluation, gradients: GradientScales, region: Region, after: float) -> float | None:
-    inside = set(region.nodes)
-    read = dict.fromkeys(
-        o for node in region.nodes for o in node.operands if o not in inside and evaluation.plan.random(o)
-    )
-    if (
-        len(read) == 1
-        and (slope := _function_slope(evaluation, gradients, next(iter(read)), region.output)) is not None
-    ):
+    """The root mean square slope of a function of one value; for others, std out over std in."""
+    inside, operands = set(region.nodes), dict.fromkeys(operand for node in region.nodes for operand in node.operands)
+    read = [operand for operand in operands if operand not in inside and evaluation.plan.random(operand)]
+    slope = _function_slope(evaluation, gradients, read[0], region.output) if len(read) == 1 else None
+    if slope is not None:
         return float(slope.mean().sqrt())
     before = std_of(evaluation, read)
     return after / before if before else None
 
 
 def _function_slope(evaluation: Evaluation, gradients: GradientScales, start: Node, end: Node) -> Tensor | None:
-    """E[(d end / d start)^2] where one is a function of the other, element by element."""
+    """E[(d end / d start)^2] where one is a function of the other, element by element; None elsewhere."""
     root = evaluation.plan.root.get(end)
     if root is None or root is end or evaluation.plan.root.get(start) is not root:
         return None

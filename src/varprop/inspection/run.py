@@ -1,4 +1,4 @@
-"""The inspection itself."""
+"""`vp.inspect`: capture, propagation, gradients, measured numbers and findings, one after the other."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..engine.plan import make_plan, require_complete
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..graph.program import Program
+from ..graph.tracing import preserved_modes
 from ..norm.batchnorm import has_seen_nothing
 from .findings import ARGUMENTS, FindingContext, findings, gradient_ratio
 from .gradients import gradients
@@ -105,25 +106,27 @@ def inspect(
     def gradients_on_trial() -> list[Estimates]:
         return (_trial(evaluation, regions, backward=True) or nothing).regions
 
+    shapes = [tuple(node.info.shape) for node in program.inputs]
+    example_again = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
     context = FindingContext(
-        unsettled,
-        _arguments(program, with_example),
-        check,
-        data.input_std,
-        std_of(evaluation, program.inputs),
-        gradients_on_trial,
-        untried,
+        unsettled=unsettled,
+        arguments=ARGUMENTS + example_again,
+        check=check,
+        measured_input_std=data.input_std,
+        input_std=std_of(evaluation, program.inputs),
+        gradients=gradients_on_trial,
+        untried=untried,
     )
     return Report(
-        type(program.model).__name__,
-        sum(parameter.numel() for parameter in program.model.parameters()),
-        tuple(rows),
-        findings(rows, context),
-        tuple(_described(evaluation, node) for node in program.inputs),
-        gradient_ratio(rows),
-        "" if check is None else "gaussian" if isinstance(check, str) else "data",
-        covariance or "",
-        (evaluation, tuple(regions)),
+        model=type(program.model).__name__,
+        parameters=sum(parameter.numel() for parameter in program.model.parameters()),
+        rows=tuple(rows),
+        findings=findings(rows, context),
+        inputs=tuple(_described(evaluation, node) for node in program.inputs),
+        gradient_ratio=gradient_ratio(rows),
+        check="" if check is None else "gaussian" if isinstance(check, str) else "data",
+        covariance=covariance or "",
+        source=(evaluation, tuple(regions)),
     )
 
 
@@ -144,13 +147,10 @@ def _trial(evaluation: Evaluation, regions: list[Region], backward: bool) -> Mea
 def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
     """The model, its batch norms that have seen no data as in training, and how many of these there are."""
     new = [module for module in model.modules() if not module.training and has_seen_nothing(module)]
-    for module in new:
-        module.training = True
-    try:
-        return capture(model, example), len(new)
-    finally:
+    with preserved_modes(model):
         for module in new:
-            module.training = False
+            module.training = True
+        return capture(model, example), len(new)
 
 
 class _Steps:
@@ -197,20 +197,10 @@ def evaluated(
     return evaluate(plan, components, shares, evaluation_class, wanted, progress)
 
 
-def _arguments(program: Program, with_example: bool) -> str:
-    """The arguments of a further call with this model and input."""
-    shapes = [tuple(node.info.shape) for node in program.inputs]
-    example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
-    return ARGUMENTS + example
-
-
 def _described(evaluation: Evaluation, node: Node) -> dict[str, Any]:
-    moments = first_moments(evaluation, node) if evaluation.plan.random(node) else None
-    about: dict[str, Any] = {
-        "name": node.name,
-        "extents": list(node.info.shape),
-        "random": evaluation.plan.random(node),
-    }
-    if moments is not None:
+    """Name, extents, mean and std of an input."""
+    random = evaluation.plan.random(node)
+    about: dict[str, Any] = {"name": node.name, "extents": list(node.info.shape), "random": random}
+    if random and (moments := first_moments(evaluation, node)) is not None:
         about |= {"mean": float(moments.mean.double().mean()), "std": float(moments.var.double().mean().sqrt())}
     return about

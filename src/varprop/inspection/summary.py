@@ -17,7 +17,7 @@ from ..graph.node import TensorInfo
 from ..moments import Moments
 from ..text_table import text_table
 from .regions import Region, macs, moments_of, regions_of
-from .rows import UnitStatistics, numbers
+from .rows import UnitStatistics, layer_numbers
 from .run import captured, evaluated
 
 HEADER = ("layer", "class", "output", "parameters", "MACs", "memory", "mean", "std")
@@ -156,7 +156,7 @@ def summary(
 
 
 def _row(model: nn.Module, region: Region, moments: Moments) -> SummaryRow:
-    units = numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
+    units = layer_numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
     module = model.get_submodule(region.path)
     parameters = 0 if region.call else sum(parameter.numel() for parameter in module.parameters())
     work = sum(macs(node) for node in region.nodes)
