@@ -89,25 +89,15 @@ ASIDE = ("normalized", "query", "head", "token", *OFF_PATH)  # and of what else 
 
 @dataclass(frozen=True)
 class FindingContext:
-    """Everything beside the rows that findings depend on.
+    """Everything beside the rows that findings depend on."""
 
-    Attributes:
-        unsettled: How many batch norms have seen no data.
-        arguments: Those of the calls that are advised.
-        check: What the numbers were measured on: None, ``"gaussian"`` or data.
-        measured_input_std: Standard deviation of the inputs on which they were measured.
-        input_std: The one that the moments of the input have.
-        gradients: Runs the trial again with gradients, where a finding rests on them.
-        untried: The model could not be run on random inputs.
-    """
-
-    unsettled: int = 0
-    arguments: str = ARGUMENTS
-    check: Any = None
-    measured_input_std: float = 0.0
-    input_std: float = 0.0
-    gradients: Callable[[], list[Estimates]] = list
-    untried: bool = False
+    unsettled: int  # how many batch norms have seen no data
+    arguments: str  # those of the calls that are advised
+    check: Any  # what the numbers were measured on: None, ``"gaussian"`` or data
+    measured_input_std: float  # standard deviation of the inputs on which they were measured
+    input_std: float  # the one that the moments of the input have
+    gradients: Callable[[], list[Estimates]]  # runs the trial again with gradients, where a finding rests on them
+    untried: bool  # the model could not be run on random inputs
 
 
 def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, ...]:
@@ -125,7 +115,11 @@ def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, .
             if any(finding.kind in GRADIENTS and finding.severity != "note" for finding in result):
                 trial = context.gradients() or trial
             result = _confirmed(result, _judgement(_with(rows, trial, context.input_std)))
-    result += [*_unsettled(context.unsettled), *_disagreement(rows, context), *_dependence(rows)]
+    if new := context.unsettled:
+        text = f"{new} batch norm(s) have seen no data: they are taken as in training, by the statistics of the batch"
+        advice = "load the weights if there are some"
+        result.append(Finding("note", "unsettled", "(model)", text, advice, float(new)))
+    result += [*_disagreement(rows, context), *_dependence(rows)]
     if context.untried:
         text = "the model was not tried on random inputs: findings rest on independent units alone"
         result.append(Finding("note", "untried", "(model)", text, MEASURE, 1.0))
@@ -200,13 +194,11 @@ def _confirmed(findings: list[Finding], on_trial: list[Finding]) -> list[Finding
 
 
 def _advice(finding: Finding, rows: list[ReportRow], context: FindingContext) -> str:
-    """The advice of a finding with the arguments of the call; never one that is refused, or that changes nothing."""
-    advice = finding.advice
-    if REMEDY in advice or INIT in advice:
-        zeros = [row.weight for row in rows if row.rank == 0.0 and row.weight]
-        if zeros:
-            fill = f"fill the zeros of {', '.join(zeros[:NAMED])} (torch.nn.init.kaiming_normal_), then "
-            advice = advice.replace(REMEDY, INIT).replace(INIT, fill + INIT)
+    """The advice of a finding with the arguments of the call; `vp.init_` refuses weights that are all zero."""
+    advice, zeros = finding.advice, [row.weight for row in rows if row.rank == 0.0 and row.weight]
+    if zeros and INIT in advice:
+        fill = f"fill the zeros of {', '.join(zeros[:NAMED])} (torch.nn.init.kaiming_normal_), then "
+        advice = advice.replace(REMEDY, INIT).replace(INIT, fill + INIT)
     return advice.replace(f"({ARGUMENTS}", f"({context.arguments}")
 
 
@@ -229,14 +221,13 @@ def _merged(findings: list[Finding]) -> Iterator[Finding]:
             yield from group
         else:
             worst = max(group, key=lambda finding: finding.value)
-            names = ", ".join(finding.where for finding in group[:NAMED]) + (", ..." if len(group) > NAMED else "")
-            yield replace(worst, text=f"{worst.text} (the most of {len(group)} such layers: {names})")
+            places = _listed([finding.where for finding in group])
+            yield replace(worst, text=f"{worst.text} (the most of {len(group)} such layers: {places})")
 
 
-def _unsettled(count: int) -> Iterator[Finding]:
-    if count:
-        text = f"{count} batch norm(s) have seen no data: they are taken as in training, by the statistics of the batch"
-        yield Finding("note", "unsettled", "(model)", text, "load the weights if there are some", float(count))
+def _listed(places: list[str]) -> str:
+    """The first places, and whether there are more."""
+    return ", ".join(places[:NAMED]) + (", ..." if len(places) > NAMED else "")
 
 
 def _graded(value: float, warning: float, error: float) -> Severity | None:
@@ -258,14 +249,13 @@ def _growth(layers: list[ReportRow], path: list[ReportRow], prepared: float) -> 
 
     `prepared`: what the data have grown by before the first parameter, which no layer can help.
     """
-    judged = [
-        row
-        for row in [*(row for row in layers if row.op == "embedding"), *path]
-        if row.role not in ("normalized", "data")
-    ]
-    # predictions of a trained network are larger than what its layers pass on
-    size = {id(row): _grown(row) / prepared / (PREDICTION if row.role == "head" else 1.0) for row in judged}
-    for severity, first, worst in _extreme(judged, lambda row: size[id(row)], GROWN):
+    rows = [*(row for row in layers if row.op == "embedding"), *path]
+    judged = [row for row in rows if row.role not in ("normalized", "data")]
+
+    def size(row: ReportRow) -> float:  # predictions of a trained network are larger than what its layers pass on
+        return _grown(row) / prepared / (PREDICTION if row.role == "head" else 1.0)
+
+    for severity, first, worst in _extreme(judged, size, GROWN):
         if first.growth is not None:
             yield _of_size("growth", "grown", severity, first, worst)
         else:
@@ -332,7 +322,8 @@ def gradient_ends(rows: list[ReportRow]) -> tuple[ReportRow, ReportRow] | None:
         key = row.path if row.kind == "module" else row.label
         if key not in largest or (row.gradient_total or 0.0) > (largest[key].gradient_total or 0.0):
             largest[key] = row
-    judged = [row for row in layers if any(row is row_of_module for row_of_module in largest.values())]
+    kept = {id(row) for row in largest.values()}
+    judged = [row for row in layers if id(row) in kept]
     return (judged[0], judged[-1]) if judged and judged[-1].gradient_total else None
 
 
@@ -451,32 +442,30 @@ def _branches(rows: list[ReportRow]) -> Iterator[Finding]:
     usual = statistics.median_low(gains) if gains else 1.0
     limit = max(AMPLIFIES[0], AMPLIFIES[1] * min(1.0, usual))
     for row in rows:
-        if 1 < (row.branch or 0.0) < BRANCH[0] and (row.branch_gain or 0.0) >= limit:
+        if row.branch and 1 < row.branch < BRANCH[0] and row.branch_gain and row.branch_gain >= limit:
             text = (
-                f"what is added to the residual stream is {times(row.branch or 0.0)} as large as the stream, by a "
+                f"what is added to the residual stream is {times(row.branch)} as large as the stream, by a "
                 f"layer that multiplies the std by {row.branch_gain:.2g}, where others have {usual:.2g}"
             )
-            yield Finding("warning", "branch", row.label, text, advice, row.branch or 0.0)
+            yield Finding("warning", "branch", row.label, text, advice, row.branch)
 
 
 def _disagreement(rows: list[ReportRow], context: FindingContext) -> Iterator[Finding]:
     """The layer whose computed std is furthest from the measured one, if that is far."""
-    off: list[tuple[float, ReportRow]] = []
+    off: list[tuple[float, float, ReportRow]] = []
     for row in rows:
         seen, computed = row.measured.get("std"), row.numbers["std"]
         if row.kind == "module" and row.leaf and seen and seen["value"] and computed and math.isfinite(seen["value"]):
             ratio = computed / seen["value"]
             if max(ratio, 1 / ratio) >= DISAGREEMENT[0] and abs(computed - seen["value"]) >= 4 * seen["error"]:
-                off.append((max(ratio, 1 / ratio), row))
+                off.append((max(ratio, 1 / ratio), ratio, row))
     if not off:
         return
-    factor, worst = max(off, key=lambda pair: pair[0])
+    factor, ratio, worst = max(off, key=lambda found: found[0])
     seen = worst.measured["std"]
-    ratio = worst.numbers["std"] / seen["value"]
     text = f"the computed std is {times(ratio)} the measured one ({seen['value']:.3g} +- {seen['error']:.1g})"
     if len(off) > 1:
-        names = ", ".join(row.label for _, row in off[:NAMED]) + (", ..." if len(off) > NAMED else "")
-        text += f", the most of {len(off)} such layers: {names}"
+        text += f", the most of {len(off)} such layers: {_listed([row.label for *_, row in off])}"
     inputs = context.measured_input_std / context.input_std if context.input_std and context.measured_input_std else 1.0
     if not 2 / 3 < inputs < 3 / 2:
         advice = f"the data has {times(inputs)} the std that was given: pass vp.input_moments(data)"
@@ -502,14 +491,13 @@ def _dependence(rows: list[ReportRow]) -> Iterator[Finding]:
 
 
 def _approximations(rows: list[ReportRow], checked: bool) -> Iterator[Finding]:
+    """Where gradients are approximate, and where values were sampled."""
     back = [row for row in rows if row.gradient_reason]
     sampled = [row for row in rows if row.status == "sampled"]
     if back:
         text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
-        advice = (
-            "compare with the measured ones" if checked else f'compare with vp.inspect({ARGUMENTS}, check="gaussian")'
-        )
-        yield Finding("note", "backward", back[-1].label, text, advice, float(len(back)))
+        other = "the measured ones" if checked else f'vp.inspect({ARGUMENTS}, check="gaussian")'
+        yield Finding("note", "backward", back[-1].label, text, f"compare with {other}", float(len(back)))
     if sampled:
         text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
         yield Finding("note", "sampled", sampled[0].label, text, "write a rule with @vp.rule", float(len(sampled)))

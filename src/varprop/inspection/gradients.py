@@ -347,7 +347,7 @@ def _total_variance(x: Moments) -> float:
 def _through_linear(
     evaluation: Evaluation, node: Node, rule: Rule, arrived: dict[NodeResult, Flow]
 ) -> dict[Node, Flow]:
-    """Back through a linear operation: the transpose of its map of variances, and what its kind does to the common part."""
+    """Back through a linear operation: by the transpose of its map of variances, the common part as its kind has it."""
     first = next(iter(arrived.values()))
     shared = {result: flow.common for result, flow in arrived.items() if flow.common is not None}
     if shared and rule.convolution is not None:
@@ -520,7 +520,7 @@ def _spread(x: Moments, result: Moments, common: Tensor, squares: Tensor, sums: 
     arrived = common.flatten(2).sum(2).unflatten(1, (groups, -1)).unsqueeze(2) / positions_after
 
     def spread(factors: Tensor) -> Tensor:
-        energy = (arrived @ factors.unflatten(0, (groups, -1))).flatten(1)
+        energy: Tensor = (arrived @ factors.unflatten(0, (groups, -1))).flatten(1)
         energy = energy if x.shape[1] > 1 else energy.sum(1, keepdim=True)
         energy = energy.view(*energy.shape, *[1] * (x.ndim - 2)) / math.prod(x.shape[2:])
         return energy.expand(len(energy), *x.shape[1:])

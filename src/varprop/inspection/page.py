@@ -127,7 +127,7 @@ def share_column(name: str, value: Reader, meaning: str = "") -> Column:
     return Column(name, lambda subject: TableCell(percent(value(subject)), value(subject)), meaning)
 
 
-def text_column(name: str, value: Reader, hint: Reader = lambda _: "", meaning: str = "") -> Column:
+def text_column(name: str, value: Reader, meaning: str = "", hint: Reader = lambda _: "") -> Column:
     """A column of words, with what to show when they are pointed at."""
     return Column(name, lambda s: TableCell(value(s), value(s), hint(s)), meaning, text=True)
 
@@ -150,7 +150,7 @@ class PlotSeries:
 
     name: str  # for the legend
     look: str  # its colour, a class of the style sheet
-    y: Numbers  # A value for every row, None where there is none
+    y: Numbers  # a value for every row, None where there is none
     low: Numbers = ()  # lower quartile over units, if known
     high: Numbers = ()  # upper quartile
     least: Numbers = ()  # the smallest unit
@@ -175,7 +175,7 @@ class Plot:
     percent: bool = False
 
 
-def of(rows: Iterable[ReportRow], value: Callable[[ReportRow], float | None]) -> Numbers:
+def per_row(rows: Iterable[ReportRow], value: Callable[[ReportRow], float | None]) -> Numbers:
     """A value of every row."""
     return tuple(value(row) for row in rows)
 
@@ -194,12 +194,12 @@ def spread_series(what: Literal["mean", "std"], rows: Sequence[ReportRow], name:
     spreads = [row.mean if what == "mean" else row.std for row in rows]
     edges = (("low", "lower"), ("high", "upper"), ("least", "least"), ("most", "most"))
     bands: dict[str, Any] = {band: tuple(getattr(spread, edge) for spread in spreads) for band, edge in edges}
-    return PlotSeries(name, look, of(rows, number_of(what)), **bands)
+    return PlotSeries(name, look, per_row(rows, number_of(what)), **bands)
 
 
 def total_series(rows: Sequence[ReportRow], name: str, look: str) -> PlotSeries:
     """The gradient summed over positions."""
-    return PlotSeries(name, look, of(rows, lambda row: row.gradient_total))
+    return PlotSeries(name, look, per_row(rows, lambda row: row.gradient_total))
 
 
 def measured_series(rows: Sequence[ReportRow], what: str, name: str) -> PlotSeries:
@@ -207,8 +207,8 @@ def measured_series(rows: Sequence[ReportRow], what: str, name: str) -> PlotSeri
     return PlotSeries(
         name,
         "measured",
-        of(rows, lambda row: row.measured[what]["value"] if what in row.measured else None),
-        error=of(rows, lambda row: row.measured[what]["error"] if what in row.measured else None),
+        per_row(rows, lambda row: row.measured[what]["value"] if what in row.measured else None),
+        error=per_row(rows, lambda row: row.measured[what]["error"] if what in row.measured else None),
         marker="o",
     )
 
@@ -260,7 +260,7 @@ def row_numbers(rows: Sequence[ReportRow]) -> dict[str, int]:
 
 
 def severities(numbers: dict[str, int], findings: Iterable[Finding]) -> dict[int, str]:
-    """The worst that is said about a row, by its index; `known` has the index of every label."""
+    """The worst that is said about a row, by its index; `numbers` has the index of every label."""
     ordered = sorted(findings, key=lambda finding: -ORDER[finding.severity])
     return {numbers[finding.where]: finding.severity for finding in ordered if finding.where in numbers}
 
@@ -272,8 +272,8 @@ def report_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
     more = worse[SHOWN:]
     finding_groups = [
         FindingGroup("", report_items(worse[:SHOWN])),
-        FindingGroup(f"{len(more)} more: {summary(more)}", report_items(more), "collapsed"),
-        FindingGroup(summary(notes), report_items(notes), "collapsed" if worse else "expanded"),
+        FindingGroup(f"{len(more)} more: {severity_counts(more)}", report_items(more), "collapsed"),
+        FindingGroup(severity_counts(notes), report_items(notes), "collapsed" if worse else "expanded"),
     ]
     return [group for group in finding_groups if group.items]
 
@@ -289,14 +289,9 @@ def comparison_groups(differences: Differences) -> list[FindingGroup]:
     for pair in differences.stayed:
         change, severity = severity_change(pair), pair[1].severity
         stayed.append(FindingItem(pair[1], severity if change == "stayed" else f"{change}: {severity}"))
-    groups = [
-        FindingGroup("New", report_items(differences.new)),
-        FindingGroup(
-            "Gone", [FindingItem(finding, f"was {finding.severity}", gone=True) for finding in differences.gone]
-        ),
-        FindingGroup("In both", stayed),
-    ]
-    return [group for group in groups if group.items]
+    gone = [FindingItem(finding, f"was {finding.severity}", gone=True) for finding in differences.gone]
+    groups = (("New", report_items(differences.new)), ("Gone", gone), ("In both", stayed))
+    return [FindingGroup(title, items) for title, items in groups if items]
 
 
 def comparison_items(differences: Differences) -> list[FindingItem]:
@@ -308,7 +303,7 @@ def comparison_items(differences: Differences) -> list[FindingItem]:
     ]
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def severity_counts(findings: Sequence[Finding]) -> str:
     """How many there are of each severity."""
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in ORDER}
     words = [f"{number} {severity}{'s' if number > 1 else ''}" for severity, number in counts.items() if number]
@@ -321,7 +316,7 @@ OPEN_ROWS = 60  # a tree of more rows begins collapsed below its first level
 
 @dataclass(frozen=True)
 class TreeEntry:
-    """One line of the tree."""
+    """One line of the tree of modules."""
 
     name: str  # of the module or operation
     kind: str  # class of the module, or ``operation``
@@ -332,18 +327,19 @@ class TreeEntry:
     expanded: bool  # whether that is open at first
 
 
-def entries(rows: Sequence[ReportRow], severities: Mapping[int, str]) -> tuple[list[TreeEntry], int]:
+def tree_entries(rows: Sequence[ReportRow], severities: Mapping[int, str]) -> tuple[list[TreeEntry], int]:
     """All lines in order, and how many levels are open after the last."""
     lines: list[TreeEntry] = []
     open_depths: list[int] = []
     for index, row in enumerate(rows):
         still = [depth for depth in open_depths if depth < row.depth]
         end = ends(rows, index)
+        holds = end > index + 1
         name, kind = (row.own_name, row.name) if row.kind == "module" else (row.name, "operation")
         expanded = len(rows) <= OPEN_ROWS or row.depth == 0
         mark = _mark(index, end, severities)
-        lines.append(TreeEntry(name, kind, *mark, len(open_depths) - len(still), end > index + 1, expanded))
-        open_depths = [*still, row.depth] if end > index + 1 else still
+        lines.append(TreeEntry(name, kind, *mark, len(open_depths) - len(still), holds, expanded))
+        open_depths = [*still, row.depth] if holds else still
     return lines, len(open_depths)
 
 
@@ -389,13 +385,13 @@ class Page:
     facts: Sequence[tuple[str, str]]  # names and values
     findings_heading: str  # above the findings
     findings: Sequence[FindingGroup]  # in groups
-    no_findings: str  # A sentence instead
+    no_findings: str  # a sentence instead
     plots: Sequence[Plot]  # by depth, and scatter plots
     rows: Sequence[ReportRow]  # what the tree and the table hold, in the order of execution
     columns: Sequence[Column]  # of the table, after number and name
     subjects: Sequence[Any]  # what the columns read, one for every row
     judged: Sequence[Finding]  # what colours the rows: the findings of the state they show
-    table_note: str = ""  # A sentence above the table
+    table_note: str = ""  # a sentence above the table
 
 
 def render(page: Page) -> str:
@@ -408,7 +404,7 @@ def render(page: Page) -> str:
         row_numbers=numbers,
         severities=worst,
         cells=_cells(page.columns, page.subjects),
-        tree=entries(page.rows, worst),
+        tree=tree_entries(page.rows, worst),
         style=style(TEMPLATES / "page.css"),
         data=inline_json(_data(page)),
         script=script(TEMPLATES, *SCRIPTS),

@@ -1,4 +1,4 @@
-"""What a quantized network needs to know: ranges of activations, and the shift that rounded weights bring.
+"""What a quantized network needs: ranges of activations, and corrections of the means that rounded weights shift.
 
 A layer y = W x + b with rounded weights W_q is off by (W_q - W) x, whose mean (W_q - W) E[x] does not go away by
 averaging: taken off the bias it is gone (Nagel et al., Data-Free Quantization, 2019). But rounding also changes the
@@ -55,11 +55,7 @@ def quantization(
                 {"label": region.label, "node": region.output.name} | _statistics(evaluation, region.output, k)
                 for region in single
             ],
-            "layers": [
-                {"label": region.label} | corrections[region.output]
-                for region in single
-                if region.output in corrections
-            ],
+            "layers": [{"label": r.label} | corrections[r.output] for r in single if r.output in corrections],
         }
 
 
@@ -85,10 +81,8 @@ def _corrections(evaluation: Evaluation, bits: int, per_channel: bool) -> dict[N
         if rule.linear and evaluation.plan.random_operands(node) == [node.args[0]]
     }
     program = evaluation.plan.program
-    inputs = {node: evaluation.env[node] for node in program.inputs}
-    Evaluation(
-        replace(evaluation.plan, rules=evaluation.plan.rules | rules), {**program.tensors(), **inputs}, annotate=False
-    ).run()
+    env = {**program.tensors(), **{node: evaluation.env[node] for node in program.inputs}}
+    Evaluation(replace(evaluation.plan, rules=evaluation.plan.rules | rules), env, annotate=False).run()
     return corrections
 
 
@@ -120,8 +114,8 @@ def _rounded_rule(
             "shift": shift.tolist(),
             "correction": (-total).tolist(),
         }
-        along = [-1 if moments == axis else 1 for moments in range(after.mean.ndim)]
-        return Moments(after.mean - total.view(along).to(after.dtype), after.var)
+        per_channel_shape = [-1 if place == axis else 1 for place in range(after.mean.ndim)]
+        return Moments(after.mean - total.view(per_channel_shape).to(after.dtype), after.var)
 
     return function
 

@@ -1,16 +1,23 @@
 """What becomes of a layer's output, where that decides how it is to be judged.
 
-A branch of a residual block and what lies in it may be small by design, what enters a normalization may have any scale,
-queries and keys get small gradients while attention has not learned to look, and what is computed from averages and
-given back to all positions (a gate, a context) hardly varies, nor does what is made of class tokens. Heads behind such
-averages or tokens, and layers that no other layer reads, may start small.
-A rectifier over the sum of a branch and of what is rectified already is on wherever the branch is the smaller one.
-What is made of the input before the first parameter is data, a class token starts as the constant it is, and inner
-products of two values, sums over all channels, hardly vary beside their mean.
+==================  ===================================================================================================
+data                made of the input before the first parameter
+normalized          a normalization follows: it may have any scale
+branch              the smaller term of a residual sum: it may be small by design
+in branch           what lies inside such a branch, likewise
+stream              a residual sum
+rectified stream    a rectifier over the sum of a branch and of what is rectified already: it is on wherever the branch
+                    is the smaller one
+token               the sum of a learned constant (a class token) and of blocks that learned factors (layer scale) keep
+                    small: it starts as the constant that it is, on purpose
+query               queries and keys: their gradients are small while attention has not learned to look
+gate                computed from averages and given back to all positions (a gate, a context): it hardly varies
+head                made of averages over all positions or of class tokens, or read by no layer: it may start small
+similarity          inner products of two values, sums over all channels: they hardly vary beside their mean
+==================  ===================================================================================================
 
 A class token is a learned constant that is joined to the positions and reads from them by attention. All that it holds
 of the input are averages over the other positions, which hardly vary; no more does what is computed from tokens alone.
-Where learned factors (layer scale) keep small what blocks add to it, a token starts as the constant it is, on purpose.
 """
 
 from __future__ import annotations
@@ -59,30 +66,31 @@ def role_of(evaluation: Evaluation, node: Node) -> Role:
     """The role of a node's value; empty for most."""
     if _is_data(evaluation, node):
         return "data"
-    if token_of(evaluation, node) is not None:
+    if _token_of(evaluation, node) is not None:
         return "token"
     if _sums_averages(evaluation, node):
         return "gate"
     if _is_sum(evaluation, node):
-        return "token" if of_tokens(evaluation, node) else "in branch" if _in_branch(evaluation, node) else "stream"
+        return "token" if _of_tokens(evaluation, node) else "in branch" if _in_branch(evaluation, node) else "stream"
     if _is_gate(evaluation, node):
         return "gate"
     if _rectifies_a_stream(evaluation, node):
         return "rectified stream"
-    role = _common_role(evaluation, _ends(evaluation, node))
-    if role == "" and _in_branch(evaluation, node):
+    if role := _common_role(evaluation, _ends(evaluation, node)):
+        return role
+    if _in_branch(evaluation, node):
         return "in branch"
-    if role == "" and _is_half_of_a_layer(evaluation, node):
+    if _is_half_of_a_layer(evaluation, node):
         return "normalized"
-    if role == "" and _is_head(evaluation, node):
+    if _is_head(evaluation, node):
         return "head"
-    return "similarity" if role == "" and _compares(evaluation, node) else role
+    return "similarity" if _compares(evaluation, node) else ""
 
 
 def _is_head(evaluation: Evaluation, node: Node) -> bool:
     """True if a value is made of averages over all positions, or a layer gives it and no other one reads it."""
     rule = evaluation.plan.rules.get(node)
-    if _averages_all_behind(evaluation, node) or of_tokens(evaluation, node):
+    if _averages_all_behind(evaluation, node) or _of_tokens(evaluation, node):
         return True
     if rule is None or not rule.weighted:
         return False
@@ -92,15 +100,15 @@ def _is_head(evaluation: Evaluation, node: Node) -> bool:
 
 def _is_data(evaluation: Evaluation, node: Node) -> bool:
     """True if a value is made of the input without parameters, for linear layers to read."""
-    if not prepares_data(evaluation, node):
+    if not _prepares_data(evaluation, node):
         return False
     return all(
-        prepares_data(evaluation, end) or evaluation.plan.rules[end].linear for _, end in _ends(evaluation, node)
+        _prepares_data(evaluation, end) or evaluation.plan.rules[end].linear for _, end in _ends(evaluation, node)
     )
 
 
 def _is_sum(evaluation: Evaluation, node: Node) -> bool:
-    return _sums_two(evaluation, node) or token_of(evaluation, node) is not None
+    return _sums_two(evaluation, node) or _token_of(evaluation, node) is not None
 
 
 def _sums_two(evaluation: Evaluation, node: Node) -> bool:
@@ -130,9 +138,8 @@ def _rectifies_a_stream(evaluation: Evaluation, node: Node) -> bool:
     operands = evaluation.plan.random_operands(node)
     if len(operands) != 1 or not _sums_two(evaluation, operands[0]) or not _never_negative(evaluation, node):
         return False
-    return _never_negative(
-        evaluation, max(evaluation.plan.random_operands(operands[0]), key=lambda term: _power(evaluation, term))
-    )
+    terms = evaluation.plan.random_operands(operands[0])
+    return _never_negative(evaluation, max(terms, key=lambda term: _power(evaluation, term)))
 
 
 def _never_negative(evaluation: Evaluation, node: Node) -> bool:
@@ -164,14 +171,12 @@ def _role_at(evaluation: Evaluation, before: Node, end: Node) -> Role:
     rule = evaluation.plan.rules[end]
     if _normalizes(end, rule):
         return "normalized"
-    token = token_of(evaluation, end)
+    token = _token_of(evaluation, end)
     if token is not None:
         return "" if before is token else "branch"
     if rule.signs is not None:
-        terms = [operand for operand in evaluation.plan.random_operands(end) if operand is not before]
-        return (
-            "branch" if terms and all(_power(evaluation, before) < _power(evaluation, term) for term in terms) else ""
-        )
+        others = [_power(evaluation, term) for term in evaluation.plan.random_operands(end) if term is not before]
+        return "branch" if others and all(_power(evaluation, before) < other for other in others) else ""
     if rule.operation == "attention":
         return "query" if before in end.args[:2] else ""
     if rule.product and rule.kind == "rule":
@@ -212,7 +217,7 @@ def _reached(evaluation: Evaluation, node: Node, through: Passing) -> Iterator[t
 
 
 def _passes(evaluation: Evaluation, node: Node, rule: Rule) -> bool:
-    single = len(evaluation.plan.random_operands(node)) == 1 and token_of(evaluation, node) is None
+    single = len(evaluation.plan.random_operands(node)) == 1 and _token_of(evaluation, node) is None
     return rule.kind == "structural" or (
         single and (rule.kind == "elementwise" or rule.noise or rule.copies or rule.resizes)
     )
@@ -277,17 +282,18 @@ def _is_softmax(evaluation: Evaluation, node: Node) -> bool:
 
 
 def _power(evaluation: Evaluation, node: Node) -> float:
+    """The variance of a value, averaged over its elements."""
     moments = first_moments(evaluation, node)
     return 0.0 if moments is None else float(moments.var.double().mean())
 
 
-def prepares_data(evaluation: Evaluation, node: Node) -> bool:
+def _prepares_data(evaluation: Evaluation, node: Node) -> bool:
     """True if no parameter has a part in a value, in a model that has parameters."""
-    with_parameters = learned(evaluation.plan.program)
+    with_parameters = _learned(evaluation.plan.program)
     return bool(with_parameters) and node not in with_parameters
 
 
-def learned(program: Program) -> set[Node]:
+def _learned(program: Program) -> set[Node]:
     """Every node that depends on a parameter."""
 
     def collect() -> set[Node]:
@@ -306,22 +312,19 @@ def _stands_on_token(evaluation: Evaluation, node: Node) -> bool:
     """True if a value is a learned constant, or a sum of one and of smaller values with learned factors."""
     node = _unmoved(evaluation, node)
     if not evaluation.plan.random(node):
-        return node in learned(evaluation.plan.program)
-    return token_of(evaluation, node) is not None
+        return node in _learned(evaluation.plan.program)
+    return _token_of(evaluation, node) is not None
 
 
-def token_of(evaluation: Evaluation, node: Node) -> Node | None:
+def _token_of(evaluation: Evaluation, node: Node) -> Node | None:
     """The term of a sum that stands on a learned constant, where the other is scaled down beside it."""
     rule = evaluation.plan.rules.get(node)
     terms = node.args[:2]
     if rule is None or rule.signs is None or not all(isinstance(term, Node) for term in terms):
         return None
     for token, branch in (terms, terms[::-1]):
-        if (
-            _scaled(evaluation, branch)
-            and _stands_on_token(evaluation, token)
-            and _square(evaluation, token) > _square(evaluation, branch)
-        ):
+        candidate = _scaled(evaluation, branch) and _stands_on_token(evaluation, token)
+        if candidate and _square(evaluation, token) > _square(evaluation, branch):
             return token  # type: ignore[no-any-return]
     return None
 
@@ -332,7 +335,7 @@ def _scaled(evaluation: Evaluation, node: Node) -> bool:
     rule, random = evaluation.plan.rules.get(node), evaluation.plan.random_operands(node)
     if rule is None or not rule.product or rule.kind != "elementwise" or len(random) != 1:
         return False
-    return any(operand in learned(evaluation.plan.program) for operand in node.operands if operand not in random)
+    return any(operand in _learned(evaluation.plan.program) for operand in node.operands if operand not in random)
 
 
 def _unmoved(evaluation: Evaluation, node: Node) -> Node:
@@ -358,7 +361,7 @@ class _ClassTokens:
     spans: dict[Node, Span] = field(default_factory=dict)
 
 
-def of_tokens(evaluation: Evaluation, node: Node) -> bool:
+def _of_tokens(evaluation: Evaluation, node: Node) -> bool:
     """True if a random value is made of class tokens alone."""
     program = evaluation.plan.program
     inputs = frozenset(filter(evaluation.plan.random, program.inputs))
@@ -390,7 +393,7 @@ def _made_of_tokens(plan: Plan, tokens: _ClassTokens, node: Node) -> bool:
 
 
 def _is_token(plan: Plan, tokens: _ClassTokens, node: Node) -> bool:
-    return node in tokens.values or (not plan.random(node) and node in learned(plan.program))
+    return node in tokens.values or (not plan.random(node) and node in _learned(plan.program))
 
 
 def _cut(node: Node) -> Span | None:
@@ -410,9 +413,8 @@ def _joined(plan: Plan, tokens: _ClassTokens, node: Node) -> Span | None:
     operands, axis = node.args[0], (*node.args, 0)[1] % len(node.info.shape)
     start = 0
     for operand in operands:
-        extent = (
-            operand.info.shape[axis] if operand.info.shape != (0,) else 0
-        )  # torch takes an empty vector for nothing
+        shape = operand.info.shape
+        extent = 0 if shape == (0,) else shape[axis]  # torch skips empty vectors
         if _is_token(plan, tokens, operand):
             return axis, range(start, start + extent)
         start += extent

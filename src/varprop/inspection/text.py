@@ -11,7 +11,7 @@ from typing import TextIO
 from ..text_table import text_table
 from .data import Change, ComparisonData, ReportData
 from .findings import NEITHER_FOUND, NOTHING_FOUND, Differences, Finding, severity_change
-from .page import summary
+from .page import severity_counts
 from .rows import SHARES, ReportRow
 
 WIDTH = 100  # columns of a terminal that a table fits
@@ -41,7 +41,7 @@ def report_text(report: ReportData, depth: int | None = None) -> str:
 
 
 def show_report(report: ReportData, file: TextIO | None, depth: int | None = None) -> None:
-    """Print the same; coloured where rich is installed."""
+    """Print `report_text`, coloured where rich is installed."""
     file = file or sys.stdout
     try:
         from rich.console import Console
@@ -69,18 +69,16 @@ def _report_lines(report: ReportData, depth: int | None) -> Iterator[tuple[str, 
     meanings = [f"{name}: {COLUMNS[name][1]}" for name in names if COLUMNS[name][1]]
     if report.check:
         meanings = [line.replace("the inputs of the check", report.measured_on) for line in meanings]
-    exact = f"all computed numbers are {report.assumption}{GAUSSIAN * (not report.covariance)}, unless marked"
+    gaussian = "" if report.covariance else " and Gaussian"
+    exact = f"all computed numbers are {report.assumption}{gaussian}, unless marked"
     for line in textwrap.wrap("; ".join([*meanings, exact]) + ".", WIDTH):
         yield "note", line
     yield "", verdict(report)
 
 
-GAUSSIAN = " and Gaussian"
-
-
 def verdict(report: ReportData) -> str:
     """One line on how the model is."""
-    counts, first = summary(report.findings), next(iter(report.findings), None)  # the worst come first
+    counts, first = severity_counts(report.findings), next(iter(report.findings), None)  # the worst come first
     if first is not None and first.severity != "note":
         return f"Verdict: {counts}; begin with {first.where} ({first.kind})."
     return f"Verdict: {NOTHING_FOUND[0].lower()}{NOTHING_FOUND[1:-1]}{f' ({counts})' if first else ''}."
@@ -90,12 +88,10 @@ def _table(rows: Sequence[ReportRow]) -> tuple[list[str], list[str]]:
     """Names of the columns that fit, and the lines; names of layers are never cut."""
     cells = [_cells(row) for row in rows]
     names = [name for name in COLUMNS if name == "layer" or any(line[name] for line in cells)]
-
-    def width() -> int:
-        return sum(2 + max(len(name), *(len(line[name]) for line in cells), 0) for name in names) - 2
-
-    while width() > WIDTH and any(COLUMNS[name][0] for name in names):
-        names.remove(min((name for name in names if COLUMNS[name][0]), key=lambda name: COLUMNS[name][0]))
+    widths = {name: 2 + max(len(name), *(len(line[name]) for line in cells), 0) for name in names}
+    for name in sorted((name for name in names if COLUMNS[name][0]), key=lambda name: COLUMNS[name][0]):
+        if sum(widths[kept] for kept in names) - 2 > WIDTH:
+            names.remove(name)
     table = text_table(names, [[line[name] for name in names] for line in cells])
     return names, table.split("\n")
 
@@ -105,10 +101,8 @@ def _finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     for finding, following in itertools.zip_longest(findings, findings[1:]):
         shared = following is not None and following.advice == finding.advice
         text = f"{finding.severity}: {finding.where}: {finding.text}" if shared else str(finding)
-        for line in textwrap.wrap(
-            text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        ):
-            yield finding.severity, line
+        lines = textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        yield from ((finding.severity, line) for line in lines)
 
 
 def shown(rows: Sequence[ReportRow]) -> list[ReportRow]:
@@ -152,10 +146,10 @@ def comparison_text(comparison: ComparisonData, count: int) -> str:
     header = ["layer", "class", *pairs[:2], "times", *pairs[2:], "times", "units"]
     table = text_table(header, [_change(change) for change in comparison.largest(count)])
     heading = f"{comparison.after.model}: {' -> '.join(comparison.names)}"
-    return "\n".join([heading, *_findings(comparison.findings), "", table])
+    return "\n".join([heading, *_difference_lines(comparison.findings), "", table])
 
 
-def _findings(differences: Differences) -> list[str]:
+def _difference_lines(differences: Differences) -> list[str]:
     """A line for every finding: new, gone, and those that stayed."""
     lines = [f"new {finding}" for finding in differences.new]
     lines += [f"gone {finding.severity}: {finding.where}: {finding.text}." for finding in differences.gone]

@@ -29,17 +29,17 @@ from .page import (
     number,
     number_column,
     number_of,
-    of,
+    per_row,
     percent,
     plotted,
     render_summary,
     report_groups,
     report_items,
     rough,
+    severity_counts,
     share_column,
     signed_axis,
     spread_series,
-    summary,
     text_column,
     total_series,
 )
@@ -67,52 +67,51 @@ def _ratio(row: ReportRow) -> float | None:
     return row.numbers["std"] / seen if seen else None
 
 
-MEANINGS = {
-    "class": "class of the module, or the operation",
-    "mean": "mean, averaged over the units",
-    "std": "standard deviation, root mean square over the units",
-    "growth": "std over that of the model's input",
-    "gain": "root mean square slope of an activation; std out over std in otherwise",
-    "shift": "share of the mean square that is constant: near 100 % the units hardly vary",
-    "gradient": "expected scale of the gradient of one element, for a gradient of variance 1 at the output",
-    "summed": "the same summed over positions, which can be compared between resolutions",
-    "saturated": "units that lie in a flat part of their activation more often than not",
-    "dead": "units whose rectifier is on less than once in a thousand times",
-    "always on": "units whose rectifier is off less than once in a thousand times",
-    "rank": "effective rank of the weight, of the largest that it could have: near 1 all units are copies",
-    "on trial": "std on a few random inputs over the computed one where these differ: units are not independent",
-    "status": "exact if units are Gaussian, and independent unless covariances were followed; approximate; sampled; "
-    "~ if only the gradient is approximate",
-    "extents": "extents of the result; along an axis in brackets one unit stands for all",
-    "measured mean": "mean on the inputs of the check, with its standard error",
-    "measured std": "standard deviation on the inputs of the check, with its standard error",
-    "ratio": "analytic std over the measured one: 1 is agreement",
-}
-MADE = (
-    text_column("class", lambda row: row.class_name or "operation"),
-    number_column("mean", number_of("mean")),
-    number_column("std", number_of("std")),
-    number_column("growth", lambda row: row.growth),
-    number_column("gain", lambda row: row.gain),
-    share_column("shift", number_of("shift")),
-    number_column("gradient", number_of("gradient")),
-    number_column("summed", lambda row: row.gradient_total),
-    share_column("saturated", number_of("saturated")),
-    share_column("dead", number_of("dead")),
-    share_column("always on", number_of("always_on")),
-    Column("rank", lambda row: TableCell("" if row.rank is None else f"{row.rank:.0f} of {row.full_rank}", row.rank)),
-    number_column("on trial", lambda row: row.trial_ratio),
+COLUMNS = (
+    text_column("class", lambda row: row.class_name or "operation", "class of the module, or the operation"),
+    number_column("mean", number_of("mean"), "mean, averaged over the units"),
+    number_column("std", number_of("std"), "standard deviation, root mean square over the units"),
+    number_column("growth", lambda row: row.growth, "std over that of the model's input"),
+    number_column(
+        "gain", lambda row: row.gain, "root mean square slope of an activation; std out over std in otherwise"
+    ),
+    share_column(
+        "shift", number_of("shift"), "share of the mean square that is constant; near 100 % units hardly vary"
+    ),
+    number_column("gradient", number_of("gradient"), "scale of one element's gradient, for variance 1 at the output"),
+    number_column("summed", lambda row: row.gradient_total, "gradient summed over positions, to compare resolutions"),
+    share_column("saturated", number_of("saturated"), "units in a flat part of their activation most of the time"),
+    share_column("dead", number_of("dead"), "units whose rectifier is on less than once in a thousand times"),
+    share_column(
+        "always on", number_of("always_on"), "units whose rectifier is off less than once in a thousand times"
+    ),
+    Column(
+        "rank",
+        lambda row: TableCell("" if row.rank is None else f"{row.rank:.0f} of {row.full_rank}", row.rank),
+        "effective rank of the weight, of the largest that it could have: near 1 all units are copies",
+    ),
+    number_column(
+        "on trial",
+        lambda row: row.trial_ratio,
+        "std on a few random inputs over the computed one where these differ: units are not independent",
+    ),
     text_column(
         "status",
         lambda row: row.status + (" ~" if row.gradient_status == "approximate" else ""),
-        lambda row: "; ".join([*row.reasons, *([row.gradient_reason] if row.gradient_reason else [])]),
+        "exact if units are Gaussian, and independent unless covariances were followed; approximate; sampled; "
+        "~ if only the gradient is approximate",
+        lambda row: "; ".join(filter(None, [*row.reasons, row.gradient_reason])),
     ),
-    text_column("extents", lambda row: row.extents_text.replace("x", "×")),
-    Column("measured mean", _measured("mean")),
-    Column("measured std", _measured("std")),
-    number_column("ratio", _ratio),
+    text_column(
+        "extents",
+        lambda row: row.extents_text.replace("x", "×"),
+        "of the result, (n) where one unit stands for n positions",
+    ),
+    Column("measured mean", _measured("mean"), "mean on the inputs of the check, with its standard error"),
+    Column("measured std", _measured("std"), "standard deviation on the inputs of the check, with its standard error"),
+    number_column("ratio", _ratio, "analytic std over the measured one: 1 is agreement"),
 )
-COLUMNS = tuple(replace(column, meaning=MEANINGS[column.name]) for column in MADE)
+MEANINGS = {column.name: column.meaning for column in COLUMNS}
 MEASURED = 3  # of them are there after a check only
 NOTEBOOK_COLUMNS = (
     text_column("layer", lambda row: row.indented),
@@ -128,7 +127,7 @@ def report_page(report: ReportData) -> Page:
         heading=report.model,
         lead=LEAD,
         facts=_report_facts(report),
-        findings_heading=f"Findings: {summary(report.findings)}",
+        findings_heading=f"Findings: {severity_counts(report.findings)}",
         findings=report_groups(report.findings),
         no_findings=NOTHING_FOUND,
         plots=_plots(report),
@@ -154,22 +153,20 @@ def _report_facts(report: ReportData) -> list[tuple[str, str]]:
     """Facts about the model, by name."""
     layers = [row for row in report.rows if row.is_layer]
     inexact = sum(row.status != "exact" for row in layers)
+    status = f"of these {inexact} approximate" if inexact else report.assumption
     facts = [
         ("parameters", count(report.parameters)),
-        ("input", "; ".join(_input(**about) for about in report.inputs)),
-        (
-            "layers",
-            f"{len(layers)}, of these {inexact} approximate" if inexact else f"{len(layers)}, {report.assumption}",
-        ),
+        ("input", "; ".join(map(_input, report.inputs))),
+        ("layers", f"{len(layers)}, {status}"),
     ]
     if report.gradient_ratio is not None:
         facts.append(("gradient, first to last layer", f"{number(report.gradient_ratio)} times"))
     return facts + ([("checked on", report.measured_on)] if report.check else [])
 
 
-def _input(extents: Sequence[int], mean: float | None = None, std: float | None = None, **_: object) -> str:
-    shape = "×".join(map(str, extents))
-    return shape if mean is None else f"{shape}, mean {number(mean)}, std {number(std)}"
+def _input(about: dict[str, Any]) -> str:
+    shape = "×".join(map(str, about["extents"]))
+    return f"{shape}, mean {number(about['mean'])}, std {number(about['std'])}" if "mean" in about else shape
 
 
 def _plots(report: ReportData) -> list[Plot]:
@@ -202,12 +199,11 @@ def _mean_plot(rows: Sequence[ReportRow], check: bool) -> Plot:
 
 
 def _gradient_plot(rows: Sequence[ReportRow], check: bool) -> Plot:
-    single = PlotSeries("of one element", "second", of(rows, number_of("gradient")), dashed=True)
+    single = PlotSeries("of one element", "second", per_row(rows, number_of("gradient")), dashed=True)
     total = total_series(rows, "summed over positions", "main")
-    series: tuple[PlotSeries, ...] = (
-        (total, single) if total.y != single.y else (replace(total, name="gradient scale"),)
-    )
-    name = "of one element, measured" if len(series) > 1 else "measured"
+    differ = total.y != single.y
+    series: tuple[PlotSeries, ...] = (total, single) if differ else (replace(total, name="gradient scale"),)
+    name = "of one element, measured" if differ else "measured"
     caption = (
         "Expected scale of the gradient that reaches each layer, for a gradient of variance 1 at the output. "
         "Summed over positions it can be compared between layers of different resolution."
@@ -220,7 +216,7 @@ def _gradient_plot(rows: Sequence[ReportRow], check: bool) -> Plot:
 def _units_plot(rows: Sequence[ReportRow]) -> list[Plot]:
     """Saturated, dead and always-on units; nothing where no activation can be any of these."""
     series = [
-        PlotSeries(name.replace("_", " "), name, of(rows, number_of(name, 100.0)), marker=marker)
+        PlotSeries(name.replace("_", " "), name, per_row(rows, number_of(name, 100.0)), marker=marker)
         for name, marker in zip(SHARES, ("o", "^", "s"), strict=True)
     ]
     applicable = tuple(series_of for series_of in series if any(value is not None for value in series_of.y))
@@ -231,7 +227,7 @@ def _units_plot(rows: Sequence[ReportRow]) -> list[Plot]:
 
 def _scatter(rows: Sequence[ReportRow], what: str, name: str, axis: Callable[[Iterable[float | None]], Axis]) -> Plot:
     """Analytic against measured numbers, one point a layer."""
-    seen, computed = measured_series(rows, what, name), of(rows, number_of(what))
+    seen, computed = measured_series(rows, what, name), per_row(rows, number_of(what))
     series = PlotSeries(name, "main", computed, error=seen.error, x=seen.y, marker="circle")
     ratios = [a / b for a, b in zip(plotted(rows, computed), plotted(rows, seen.y), strict=True) if a and b]
     caption = "Each point is a layer, bars are standard errors; on the line both agree."
@@ -275,13 +271,11 @@ def comparison_summary(comparison: ComparisonData) -> str:
     """Findings new, gone and stayed, and the largest changes."""
     first, second = comparison.names
     columns = [column for column in _columns(first, second) if column.name.startswith(("std", "gradient"))]
-    names = (
-        text_column("layer", lambda change: change.label),
-        text_column("class", lambda change: change.after.class_name),
-    )
+    label = text_column("layer", lambda change: change.label)
+    name = text_column("class", lambda change: change.after.class_name)
     findings = comparison_items(comparison.findings)
     about = {"title": comparison.after.model, "remark": f"{first} → {second}", "no_findings": NEITHER_FOUND}
-    return render_summary((*names, *columns), comparison.largest(CHANGES), findings=findings, **about)
+    return render_summary((label, name, *columns), comparison.largest(CHANGES), findings=findings, **about)
 
 
 def _comparison_facts(comparison: ComparisonData) -> list[tuple[str, str]]:
@@ -319,11 +313,10 @@ def _of_two_states(
     axis: Callable[[Sequence[float | None]], Axis],
     percent: bool = False,
 ) -> Plot:
-    rows = [change.after for change in comparison.changes]
-    states = ([change.before for change in comparison.changes], rows)
-    looks = ("before", "after")
-    series = tuple(make(*state) for state in zip(states, comparison.names, looks, strict=True))
-    values = [value for series_of in series for value in plotted(rows, series_of.y)]
+    before, after = zip(*((change.before, change.after) for change in comparison.changes), strict=True)
+    first, second = comparison.names
+    series = make(before, first, "before"), make(after, second, "after")
+    values = [value for state in series for value in plotted(after, state.y)]
     return Plot(id, title, CAPTIONS[id], label, axis(values), series, percent=percent)
 
 
@@ -332,11 +325,11 @@ def _idle_series(rows: Sequence[ReportRow], name: str, look: str) -> PlotSeries:
         shares = [row.numbers[share] for share in SHARES if share in row.numbers]
         return min(100.0, 100 * sum(shares)) if shares else None
 
-    return PlotSeries(name, look, of(rows, idle), marker="s" if look == "before" else "o")
+    return PlotSeries(name, look, per_row(rows, idle), marker="s" if look == "before" else "o")
 
 
 def _factor(change: Change) -> float:
-    return 2**change.size if change.size < 1000 else float("inf")
+    return 2**change.size if change.size < 1000 else math.inf
 
 
 def _columns(first: str, second: str) -> list[Column]:
@@ -403,17 +396,11 @@ def _sheet() -> Any:
 
 def _panel(axes: Any, plot: Plot, layers: list[int]) -> None:
     for series in plot.series:
-        _series(axes, series, layers)
+        _draw_series(axes, series, layers)
     axes.set_title(plot.title)
     axes.set_xlabel("layer, in order of execution")
     axes.set_ylabel(plot.label)
-    _scale(axes, plot, layers)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-
-
-def _scale(axes: Any, plot: Plot, layers: list[int]) -> None:
-    """The lines decide what is seen: bands may reach far beyond them."""
+    # the lines decide what is seen: bands may reach far beyond them
     values = [series.y[index] or 0.0 for series in plot.series for index in layers]
     seen = [value for value in values if 0 < value < math.inf]
     if plot.axis == "log" and seen:
@@ -421,9 +408,11 @@ def _scale(axes: Any, plot: Plot, layers: list[int]) -> None:
         axes.set_ylim(min(seen) / 3, max(seen) * 3)
     else:
         axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
 
 
-def _series(axes: Any, series: PlotSeries, layers: list[int]) -> None:
+def _draw_series(axes: Any, series: PlotSeries, layers: list[int]) -> None:
     points = [(position, index) for position, index in enumerate(layers) if series.y[index] is not None]
     positions, colour = [position for position, _ in points], COLOURS[series.look]
     axes.plot(positions, [series.y[index] for _, index in points], color=colour, label=series.name, linewidth=1.4)
