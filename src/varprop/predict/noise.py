@@ -23,52 +23,32 @@ Outcomes = tuple[Tensor, float]  # the difference of the means of two outcomes, 
 
 @dataclass
 class ChannelCurve:
-    """A curved function of channels, whose positions vary together if they share random weights.
+    """A curved function of channels, whose positions vary together if they share random weights."""
 
-    Attributes:
-        node: The function.
-        value: Its mean.
-        reads: The values it reads, with their means and its slopes by them.
-        channels: The axis of channels, 1 or -1.
-        left: What its line leaves in some runs of the network, (runs, *entry), once they are made.
-    """
-
-    node: Node
-    value: Tensor
-    reads: list[tuple[Node, Tensor, Tensor]]
-    channels: int
-    left: Tensor | None = None
+    node: Node  # the function
+    value: Tensor  # its mean
+    reads: list[tuple[Node, Tensor, Tensor]]  # the values it reads, with their means and its slopes by them
+    channels: int  # the axis of channels, 1 or -1
+    left: Tensor | None = None  # what its line leaves in some runs of the network, (runs, *entry), once they are made
 
 
 @dataclass
 class ElementNoise:
-    """Independent noise on every element of a value.
+    """Independent noise on every element of a value."""
 
-    Attributes:
-        name: Path of the module in which it enters, or the name of the input.
-        kind: ``input``, ``dropout``, ``draw`` or the name of a non-linear operation.
-        entry: The mean to which it is added, by which the outputs are differentiated.
-        var: Its variance, element by element.
-        node: The operation or input.
-        jump: Where one of two values is taken at random, as by dropout, the difference of their means.
-        chance: Of the second value, which dropout keeps.
-        by_channel: Whether all positions of a channel are decided together; `var` is then not used.
-        inside: The number of its draw, from 1, if it enters inside an operation, whose noise a real draw does not show.
-        curve: Of a curved function whose positions may vary together, by which `var` is not used.
-        samples: Where the samples are in the entry.
-    """
-
-    name: str
-    kind: str
-    entry: Tensor
-    var: Tensor
-    node: Node
-    jump: Tensor | None = None
-    chance: float = 1.0
-    by_channel: bool = False
-    inside: int = 0
-    curve: ChannelCurve | None = None
-    samples: Samples = FIRST
+    name: str  # path of the module in which it enters, or the name of the input
+    kind: str  # ``input``, ``dropout``, ``draw`` or the name of a non-linear operation
+    entry: Tensor  # the mean to which it is added, by which the outputs are differentiated
+    var: Tensor  # its variance, element by element
+    node: Node  # the operation or input
+    jump: Tensor | None = (
+        None  # where one of two values is taken at random, as by dropout: the difference of their means
+    )
+    chance: float = 1.0  # of the second value, which dropout keeps
+    by_channel: bool = False  # whether all positions of a channel are decided together, without use of `var`
+    inside: int = 0  # if it enters inside an operation, where real draws do not show it: the number of its draw, from 1
+    curve: ChannelCurve | None = None  # of a function whose positions may vary together, in place of `var`
+    samples: Samples = FIRST  # where the samples are in the entry
 
     @property
     def drawn_var(self) -> Tensor | None:
@@ -108,7 +88,9 @@ class ElementNoise:
             by_channel = (gradient * self.jump).unsqueeze(-1).flatten(3).sum(3)
             return self.samples.rows(by_channel * math.sqrt(self.chance * (1 - self.chance)))
         if (left := self._left_by_positions()) is not None:
-            by_run = [self._by_channel(gradient * run, self.curve.channels) for run in left]  # type: ignore[union-attr]
+            assert self.curve is not None
+            axis = 3 if self.curve.channels == 1 else -1  # of (outputs, samples, *entry): summed over positions
+            by_run = [self.samples.apart(gradient * run).movedim(axis, 2).flatten(3).sum(3) for run in left]
             return torch.cat(by_run, 2) / math.sqrt(len(left))
         return self.samples.rows(gradient * self.var.sqrt())
 
@@ -118,11 +100,6 @@ class ElementNoise:
             return None
         own = self.samples.axis == 0 if self.curve.channels == 1 else self.samples.axis < self.entry.ndim - 1
         return self.curve.left if own else None
-
-    def _by_channel(self, values: Tensor, channels: int) -> Tensor:
-        """Values (outputs, *entry), summed over the positions of every channel: (outputs, samples, channels)."""
-        apart = self.samples.apart(values)
-        return apart.movedim(3 if channels == 1 else -1, 2).flatten(3).sum(3)
 
     def along(self, gradients: Sequence[Tensor], noise: Tensor) -> Tensor:
         """The change of the outputs by a draw of this noise, to first order: (batch, outputs)."""
@@ -137,15 +114,10 @@ class ElementNoise:
 
 @dataclass
 class AttentionDropout(ElementNoise):
-    """Dropout of the weights of an attention: all channels of a value drop together.
+    """Dropout of the weights of an attention: all channels of a value drop together."""
 
-    Attributes:
-        std: Of the weights, (..., queries, keys).
-        values: What they weigh, (..., keys, channels).
-    """
-
-    std: Tensor = field(default_factory=lambda: torch.empty(0))
-    values: Tensor = field(default_factory=lambda: torch.empty(0))
+    std: Tensor = field(default_factory=lambda: torch.empty(0))  # of the weights, (..., queries, keys)
+    values: Tensor = field(default_factory=lambda: torch.empty(0))  # what they weigh, (..., keys, channels)
 
     @property
     def width(self) -> int:
@@ -166,30 +138,22 @@ class AttentionDropout(ElementNoise):
 
 @dataclass
 class ParameterUse:
-    """An operation that reads a random parameter.
+    """An operation that reads a random parameter."""
 
-    Attributes:
-        entry: The mean of its result.
-        node: The operation.
-        pull: From derivatives by that and what the parameter is multiplied with, both with samples apart (`Samples`),
-            to derivatives by the parameter, (outputs, batch, *parameter).
-        read: What the parameter is multiplied with.
-        reading: The same from the operation's arguments in a run of the network; None if it is a constant, or if the
-            operation's own rule knows what is left of the product.
-        spread: The variance that the parameter adds to every element of the result, if these are independent: of a
-            linear layer's weight that every sample meets once, Var W (E x)².
-        images: Whether results have channels along axis 1, so that samples have to be along axis 0.
-        samples: Where the samples are in the entry, and in what the parameter is multiplied with.
-    """
-
-    entry: Tensor
-    node: Node
+    entry: Tensor  # the mean of its result
+    node: Node  # the operation
+    # from derivatives by the entry and what the parameter is multiplied with, both with samples apart (`Samples`), to
+    # derivatives by the parameter, (outputs, batch, *parameter)
     pull: Callable[[Tensor, Any], Tensor]
-    read: Any = None
+    read: Any = None  # what the parameter is multiplied with
+    # the same from the operation's arguments in a run of the network; None if it is a constant, or if the operation's
+    # own rule knows what is left of the product
     reading: Callable[[Sequence[Any]], Tensor] | None = None
+    # the variance that the parameter adds to every element of the result, if these are independent: of a linear layer's
+    # weight that every sample meets once, Var W (E x)²
     spread: Tensor | None = None
-    images: bool = False
-    samples: Samples = FIRST
+    images: bool = False  # whether results have channels along axis 1, so that samples have to be along axis 0
+    samples: Samples = FIRST  # where the samples are in the entry, and in what the parameter is multiplied with
 
     @property
     def place(self) -> tuple[Node, int]:
@@ -206,18 +170,12 @@ class ParameterUse:
 
 @dataclass
 class ParameterNoise:
-    """A random parameter, whose noise all its uses and positions share, sample by sample.
-
-    Attributes:
-        name: The parameter's name.
-        var: Its variance.
-        uses: The operations that read it.
-    """
+    """A random parameter, whose noise all its uses and positions share, sample by sample."""
 
     name: str
     var: Tensor
     kind: str = "parameter"
-    uses: list[ParameterUse] = field(default_factory=list)
+    uses: list[ParameterUse] = field(default_factory=list)  # the operations that read it
 
     @property
     def entries(self) -> list[Tensor]:
@@ -259,16 +217,11 @@ class SharedProducts:
     They are common to all positions: with g the derivative of an output by the result, x what the parameter w is
     multiplied with, they add Var w E[(sum over positions of g (x - E x))²]. Some runs of the network give x with its
     correlations between positions; for given x the expectation over w is exact, so that few are enough.
-
-    Attributes:
-        name: Path of the first module that reads the parameter.
-        parameter: The parameter.
-        noises: For each run and each use x - E x, None where it is a constant.
     """
 
-    name: str
+    name: str  # path of the first module that reads the parameter
     parameter: ParameterNoise
-    noises: list[list[Tensor | None]]
+    noises: list[list[Tensor | None]]  # for each run and each use x - E x, None where it is a constant
     kind: str = "shared product"
 
     @property
@@ -298,7 +251,6 @@ def gram(factors: Tensor, var: Tensor | None = None) -> Tensor:
     """A diag(var) Aᵀ of every sample, (batch, outputs, outputs), for factors A (outputs, batch, elements)."""
     weighted = factors if var is None else factors * var
     if len(factors) == 1:
-        products: Tensor = torch.linalg.vecdot(weighted, factors).view(-1, 1, 1)
-    else:  # samples come first without a copy: matrix products take rows from where they are
-        products = torch.bmm(weighted.movedim(0, 1), factors.movedim(0, 1).mT)
-    return products
+        return torch.linalg.vecdot(weighted, factors).view(-1, 1, 1)
+    # samples come first without a copy: matrix products take rows from where they are
+    return torch.bmm(weighted.movedim(0, 1), factors.movedim(0, 1).mT)
