@@ -335,17 +335,8 @@ def _predict_batch(
     if not draws:
         return prediction
     with torch.no_grad():
-        return combine_with_draws(
-            prediction,
-            program,
-            analysis.evaluation,
-            analysis.sources,
-            x,
-            directions,
-            analysis.gradients,
-            draws,
-            count,
-        )
+        evaluation, sources, gradients = analysis.evaluation, analysis.sources, analysis.gradients
+        return combine_with_draws(prediction, evaluation, sources, x, directions, gradients, draws, count)
 
 
 def _analysed(
@@ -442,7 +433,7 @@ def _evaluate(
     evaluation.run()
     mean = evaluation.value(program.outputs[0]).dense().mean
     sources += [*evaluation.sources, *(parameter for parameter in noise.values() if parameter.uses)]
-    sources += shared_products(program, evaluation, sources, x)
+    sources += shared_products(evaluation, sources, x)
     return evaluation, mean, sources
 
 

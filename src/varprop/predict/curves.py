@@ -236,23 +236,14 @@ def rectified_sum(x: Moments, y: Moments) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 @dataclass(frozen=True)
 class TwoGaussians:
-    """`gaussian.rectifier.MixtureShape` with logarithmic derivatives by the ratio.
+    """`gaussian.rectifier.MixtureShape` with logarithmic derivatives by the ratio."""
 
-    Attributes:
-        between: The share of the variance that lies between the two means.
-        down: Distance of the lower mean, in std.
-        up: Distance of the upper mean.
-        share: Of the upper one.
-        p: The derivative of log √between.
-        q: The derivative of log(up / √between), which is that of log(√between / down).
-    """
-
-    between: Tensor
-    down: Tensor
-    up: Tensor
-    share: Tensor
-    p: Tensor
-    q: Tensor
+    between: Tensor  # the share of the variance that lies between the two means
+    down: Tensor  # distance of the lower mean, in std
+    up: Tensor  # distance of the upper mean
+    share: Tensor  # of the upper one
+    p: Tensor  # the derivative of log √between
+    q: Tensor  # the derivative of log(up / √between), which is that of log(√between / down)
 
 
 def _two_gaussians(r: Tensor) -> TwoGaussians:

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..graph.node import Node, resolve
-from ..graph.program import Program
 from .adjoint import MeanEvaluation, precise
 from .attention import mean_of
 from .chain import covariance_along_chain, only_input
@@ -34,7 +33,6 @@ RUNS = 4  # by which correlations of what shared weights read are known: they le
 
 def combine_with_draws(
     prediction: Prediction,
-    program: Program,
     evaluation: MeanEvaluation,
     sources: Sequence[Source],
     x: Tensor,
@@ -47,10 +45,10 @@ def combine_with_draws(
     factors = [_drawn_factors(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
     covariance = None
     if entry := only_input(sources):
-        covariance, real, noises = covariance_along_chain(program, x, entry.var, directions, draws)
+        covariance, real, noises = covariance_along_chain(evaluation.plan.program, x, entry.var, directions, draws)
         linear = torch.stack([entry.along(gradients[0], noise) for noise in noises])  # the input comes first
     else:
-        pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
+        pairs = [_draw(evaluation, sources, factors, gradients, x) for _ in range(draws)]
         real = torch.stack([output.reshape(len(x), -1) @ directions.T for output, _ in pairs])
         linear = torch.stack([response for _, response in pairs])
     y, known = real - real.mean(0), linear - linear.mean(0)
@@ -81,7 +79,6 @@ def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None
 
 
 def _draw(
-    program: Program,
     evaluation: MeanEvaluation,
     sources: Sequence[Source],
     factors: Sequence[Tensor | None],
@@ -89,7 +86,7 @@ def _draw(
     x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """One run of the network with drawn noise: its output, and what the same noise does to its linear part."""
-    env, noises = run(program, evaluation, sources, x)
+    env, noises = run(evaluation, sources, x)
     response = x.new_zeros(len(x), len(gradients[0][0]))
     for source, factor, gradient, noise in zip(sources, factors, gradients, noises, strict=True):
         if noise is None:
@@ -99,16 +96,17 @@ def _draw(
             response = response + (factor @ noise.flatten()).T
         elif isinstance(source, ElementNoise):
             response = response + source.along(gradient, noise)
-    return precise(env[program.outputs[0]]), response
+    return precise(env[evaluation.plan.program.outputs[0]]), response
 
 
 def run(
-    program: Program, evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor
+    evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor
 ) -> tuple[dict[Node, Any], list[Tensor | None]]:
     """One run of the network with drawn noise: all values, and for each source what was drawn.
 
     Of a parameter that is in units of its standard deviation, elsewhere what the noise adds to the mean.
     """
+    program = evaluation.plan.program
     env: dict[Node, Any] = {**program.tensors(), program.inputs[0]: x}
     names = {name: node for node, name in program.state.items()}
     noises: list[Tensor | None] = [None] * len(sources)
@@ -148,9 +146,7 @@ def run(
 
 
 @torch.no_grad()
-def shared_products(
-    program: Program, evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor
-) -> list[SharedProducts]:
+def shared_products(evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor) -> list[SharedProducts]:
     """Products of two noises that positions share, by some runs of the network that are the same in every call.
 
     Linear layers that read vectors, such as averages over positions, get the variances of what they read from the same
@@ -171,7 +167,7 @@ def shared_products(
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         generator.manual_seed(0)
         for _ in range(RUNS):
-            env, _ = run(program, evaluation, sources, x)
+            env, _ = run(evaluation, sources, x)
             for product in products:
                 product.noises.append([_noise_read(use, env) for use in product.parameter.uses])
             for curve, residuals in zip(curves, left, strict=True):

@@ -251,6 +251,7 @@ def gram(factors: Tensor, var: Tensor | None = None) -> Tensor:
     """A diag(var) Aᵀ of every sample, (batch, outputs, outputs), for factors A (outputs, batch, elements)."""
     weighted = factors if var is None else factors * var
     if len(factors) == 1:
-        return torch.linalg.vecdot(weighted, factors).view(-1, 1, 1)
+        products: Tensor = torch.linalg.vecdot(weighted, factors)
+        return products.view(-1, 1, 1)
     # samples come first without a copy: matrix products take rows from where they are
     return torch.bmm(weighted.movedim(0, 1), factors.movedim(0, 1).mT)

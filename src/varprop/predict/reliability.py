@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,23 +21,16 @@ DROPPED = 0.02
 
 @dataclass(frozen=True)
 class Grounds:
-    """The shares of every sample's variance by which it is marked as reliable or not.
+    """The shares of every sample's variance by which it is marked as reliable or not."""
 
-    Attributes:
-        curved: The share of the variance that the curvature of activations adds.
-        explained: The share of the variance that the rules alone find, for which units are independent; at most 1.
-        shared: The share of products of two noises that positions share.
-        dropped: The share that maxima over what drops out add.
-        relative: The variance beside the spread of the mean over the outputs; zero if there is one output only.
-        bent: The share that recurrent layers add by what bends them.
-    """
-
-    curved: Tensor
-    explained: Tensor
-    shared: Tensor
-    dropped: Tensor
-    relative: Tensor
-    bent: Tensor
+    curved: Tensor  # what the curvature of activations adds
+    explained: Tensor  # what the rules alone find, for which units are independent; at most 1
+    shared: Tensor  # products of two noises that positions share
+    dropped: Tensor  # what maxima over what drops out add
+    relative: (
+        Tensor  # no share: the variance beside the spread of the mean over the outputs; zero if there is one output
+    )
+    bent: Tensor  # what the curvature of recurrent layers adds
 
     @staticmethod
     def of(shares: Sequence[SourceShare], diagonal: Tensor, mean: Tensor, directions: Tensor) -> Grounds:
@@ -53,19 +46,20 @@ class Grounds:
         by_output, of_samples = by_source.sum(0), by_source.sum(2)
         total = by_output.sum(1).clamp_min(torch.finfo(by_output.dtype).tiny)
 
-        def part(counts: Callable[[str], bool]) -> Tensor:
-            chosen = [index for index, share in enumerate(shares) if counts(share.kind)]
-            return sum((of_samples[index] for index in chosen), torch.zeros_like(total)) / total
+        def part(*kinds: str) -> Tensor:
+            chosen = (of_samples[index] for index, share in enumerate(shares) if share.kind in kinds)
+            return sum(chosen, torch.zeros_like(total)) / total
 
+        curved = {share.kind for share in shares}.difference(FIRST_ORDER)
         spread = mean.reshape(len(mean), -1).var(1, correction=0)
         noise = (by_output / directions.square().sum(1)).mean(1)
         return Grounds(
-            part(lambda kind: kind not in FIRST_ORDER),
+            part(*curved),
             (diagonal.sum(1) / total).clamp_max(1),
-            part(lambda kind: kind == "shared product"),
-            part(lambda kind: kind == "maximum of dropped"),
+            part("shared product"),
+            part("maximum of dropped"),
             noise / spread if mean[0].numel() > 1 else torch.zeros_like(noise),
-            part(lambda kind: kind == "recurrent"),
+            part("recurrent"),
         )
 
 
