@@ -90,11 +90,8 @@ class MeanEvaluation(Evaluation):
             parameters = [operand for operand in node.operands if operand in self.parameters]
             if not parameters:
                 raise
-            buffers = [
-                p
-                for p in parameters
-                if not isinstance(tensor_at(self.plan.program.model, self.parameters[p].name), torch.nn.Parameter)
-            ]
+            model, names = self.plan.program.model, {p: self.parameters[p].name for p in parameters}
+            buffers = [p for p in parameters if not isinstance(tensor_at(model, names[p]), torch.nn.Parameter)]
             raise self._not_followed(node, [*buffers, *parameters][0]) from error
 
     def _applied(self, node: Node, args: Any, kwargs: Any) -> Any:
@@ -156,9 +153,8 @@ class MeanEvaluation(Evaluation):
         if dropout is not None and over is not None:
             read = self.value(dropout.args[0])
             kept = Moments(mean_of(read), var_of(read))
-            shape = (
-                info.shape if windows else [1 if axis in reduced_axes(node) else n for axis, n in enumerate(kept.shape)]
-            )
+            axes = reduced_axes(node)
+            shape = info.shape if windows else [1 if axis in axes else n for axis, n in enumerate(kept.shape)]
             found, left = over.largest_of_dropped(kept, before.mean, float(dropout.args[1]), shape)
             mean, var, self.fresh[node] = (values.view(info.shape) for values in (found.mean, found.var, left))
             if windows is None:  # of many the largest vary, which counts here as if their means decided it
@@ -252,7 +248,7 @@ class MeanEvaluation(Evaluation):
             outcomes = mixture[1]
             if len(outcomes) == 2:
                 (_, lower, shift), (source.chance, slope, offset) = outcomes
-                source.jump = (slope - lower) * self._mean(mixture[0]).detach() + (offset - shift)
+                source.jump = (slope - lower) * mean_of(self.value(mixture[0])).detach() + (offset - shift)
             else:
                 source.inside = ONLY
         self.sources.append(source)
@@ -262,10 +258,6 @@ class MeanEvaluation(Evaluation):
             left = (source.var - spread).clamp_min(0)
             left_kind = "dropout of what varies" if together is None else _kind(node, rule)
             self.sources.append(ElementNoise(name, left_kind, mean, left, node, inside=source.inside))
-
-    def _mean(self, node: Node) -> Tensor:
-        value = self.value(node)
-        return value.dense().mean if isinstance(value, Moments) else value
 
     def _fresh(self, node: Node, rule: Rule, value: Moments) -> tuple[Tensor | None, Tensor]:
         """The variance that an operation adds (None if it is linear in its random arguments), and its mean.
@@ -370,8 +362,7 @@ class MeanEvaluation(Evaluation):
         for chosen in random:
 
             def fixed(operand: Node, chosen: Node = chosen) -> Any:
-                known = self.value(operand)
-                return known.dense().mean if isinstance(known, Moments) and operand is not chosen else known
+                return self.value(operand) if operand is chosen else mean_of(self.value(operand))
 
             args, kwargs = resolve((node.args, node.kwargs), fixed)
             left = left - _first_result(rule, node, args, kwargs).var.detach()
@@ -425,10 +416,10 @@ class MeanEvaluation(Evaluation):
             other = 1 - position
             by_factor = lambda gradient, factor: summed_to(gradient * factor, shape)  # noqa: E731
             reading = operator.itemgetter(other) if self._shared(node, rule) else None
-            factor = self._mean(node.args[other]).detach().expand(entry.shape)
+            factor = mean_of(self.value(node.args[other])).detach().expand(entry.shape)
             return ParameterUse(entry, node, by_factor, factor, reading)
         if rule.linear and position == 1:
-            x = self._mean(node.args[0]).detach()
+            x = mean_of(self.value(node.args[0])).detach()
             reading = operator.itemgetter(0) if self._shared(node, rule) else None
             if rule.convolution is None:
                 once = x.ndim == 2 and len(x) == self.plan.program.inputs[0].info.shape[0]
@@ -439,20 +430,16 @@ class MeanEvaluation(Evaluation):
                 by_kernel = lambda gradient, x: by_convolution_weight(gradient, x, shape, settings)  # noqa: E731
                 return ParameterUse(entry, node, by_kernel, x, reading)
         if node.packet is aten.embedding and position == 0:
-            return ParameterUse(
-                entry,
-                node,
-                lambda gradient, tokens: by_embedding(gradient, tokens, shape),
-                self.value(node.args[1]),
-            )
+            by_table = lambda gradient, tokens: by_embedding(gradient, tokens, shape)  # noqa: E731
+            return ParameterUse(entry, node, by_table, self.value(node.args[1]))
         raise self._not_followed(node, parameter)
 
     def _not_followed(self, node: Node, parameter: Node) -> VarpropError:
         return VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
-            f"'{node.module or '(model)'}' reads: random parameters of linear layers, of convolutions, of "
-            "embeddings and normalization layers are followed, and factors and terms of plain products and sums; "
-            "leave this one out."
+            f"'{node.module or '(model)'}' reads, and whose noise cannot be followed there: leave this one out. Parameters "
+            "may be random in linear layers, convolutions, embeddings and normalization layers, and as factors or "
+            "terms of plain products and sums."
         )
 
     def _without_scale_and_shift(self, node: Node, rule: Rule, weight: int) -> Tensor:
@@ -565,11 +552,9 @@ def _with_fixed_variance(value: Any) -> Any:
 
 
 def _kind(node: Node, rule: Rule) -> str:
-    if (
-        rule.noise
-        or rule.mixture is not None
-        or (rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name)
-    ):
+    """What a source of noise is called."""
+    in_dropout = rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name
+    if rule.noise or rule.mixture is not None or in_dropout:
         return "dropout"
     if rule.kind == "source":
         return "draw"
