@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -167,12 +167,9 @@ def _predict(
     pieces = []
     for start in range(0, len(x), size):
         count = min(size, len(x) - start)
-        batch, batch_var = (
-            None if values is None else _filled(values[start : start + count], size) for values in (x, var)
-        )
-        assert batch is not None
-        prediction = _predict_batch(plan, batch, batch_var, parameters, directions, draws, compiled, count)
-        pieces.append(prediction)
+        batch = _filled(x[start : start + count], size)
+        batch_var = None if var is None else _filled(var[start : start + count], size)
+        pieces.append(_predict_batch(plan, batch, batch_var, parameters, directions, draws, compiled, count))
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
@@ -525,16 +522,15 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
 
 
 def _joined(pieces: list[Prediction]) -> Prediction:
-    shares = tuple(
-        SourceShare(same[0].name, same[0].kind, torch.cat([share.variance for share in same]))
-        for same in zip(*(piece.shares for piece in pieces), strict=True)
-    )
+    """The predictions of several batches as one."""
 
-    def joined(name: str, axis: int = 0) -> Tensor | None:
+    def joined(name: str, axis: int = 0) -> Any:
         values = [getattr(piece, name) for piece in pieces]
         return None if values[0] is None else torch.cat(values, axis)
 
-    mean, covariance = torch.cat([p.mean for p in pieces]), torch.cat([p.covariance for p in pieces])
-    by_input, reliable, diagonal = joined("input_variance"), joined("reliable"), joined("diagonal_var")
-    linearized, draws = pieces[0].linearized, joined("draws", 1)
-    return Prediction(mean, covariance, shares, by_input, reliable, diagonal, linearized, draws)
+    by_sample = ("mean", "covariance", "input_variance", "reliable", "diagonal_var")
+    shares = tuple(
+        replace(same[0], variance=torch.cat([share.variance for share in same]))
+        for same in zip(*(piece.shares for piece in pieces), strict=True)
+    )
+    return replace(pieces[0], shares=shares, draws=joined("draws", 1), **{name: joined(name) for name in by_sample})
