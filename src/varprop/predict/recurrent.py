@@ -1,11 +1,12 @@
 """Recurrent layers with fixed variances: means step by step as a plain layer computes them, variances to first order.
 
-Gates are smoothed by E S(x) ≈ S(m / √(1 + π v / 8)) and E tanh(x) ≈ tanh(m / √(1 + π v / 2)), right to 0.02; the
+Gates are smoothed by E S(x) ≈ S(m / √(1 + π v / 8)) and E tanh(x) ≈ tanh(m / √(1 + π v / 2)), right to 0.02. The rules
 (`rules/recurrent.py`) integrate every gate instead, and cost a hundred times as much with their derivatives.
 
-Noise enters the memory at every step by what lines leave of products, v₁ v₂ + c², and of curves, ½ (E f'' v)² to second
-order. It takes units as independent, and so finds an eighth of what is missing under strong noise, which is enough to
-tell where much is. What an LSTM's output gate adds, half as much, would take as many derivatives again.
+Fresh noise enters the memory at every step: what the lines leave of products, v₁ v₂ + c², and of curves, to second
+order ½ (E f'' v)². Units are taken as independent, so that under strong noise only an eighth of what the lines miss is
+found: enough to tell where they miss much. What an LSTM's output gate adds, half as much, is left out: it would take as
+many derivatives again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Enter = Callable[[Tensor, Tensor], None]  # a value to which noise is added, and
 
 
 class Gates:
-    """Linear maps to the gates of a layer: their means with derivatives, covariances of pairs without."""
+    """The linear map to the gates of a layer, and what maps variances to the covariances of its pairs of gates."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, cell: RecurrentCell) -> None:
         count = 1 + max(max(pair) for pair in cell.pairs)
