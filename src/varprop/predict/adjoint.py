@@ -437,9 +437,9 @@ class MeanEvaluation(Evaluation):
     def _not_followed(self, node: Node, parameter: Node) -> VarpropError:
         return VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
-            f"'{node.module or '(model)'}' reads, and whose noise cannot be followed there: leave this one out. Parameters "
-            "may be random in linear layers, convolutions, embeddings and normalization layers, and as factors or "
-            "terms of plain products and sums."
+            f"'{node.module or '(model)'}' reads, and whose noise cannot be followed there: leave this one out. "
+            "Parameters may be random in linear layers, convolutions, embeddings and normalization layers, and as "
+            "factors or terms of plain products and sums."
         )
 
     def _without_scale_and_shift(self, node: Node, rule: Rule, weight: int) -> Tensor:

@@ -345,9 +345,24 @@ def _analysed(
     directions: Tensor,
 ) -> _Analysis:
     """One forward pass of the rules, and one backward pass for all directions."""
-    program = plan.program
+    program, x = plan.program, precise(x.detach())
+    (entry,) = program.inputs
+    env: dict[Node, Any] = {node: precise(v.detach()) if isinstance(v, Tensor) else v for node, v in state.items()}
+    env[entry] = x
+    sources: list[Source] = []
     with torch.enable_grad():
-        evaluation, mean, sources = _evaluate(plan, state, x, input_var, parameters)
+        with trusted():  # checked before
+            env |= {node: Moments(env[node], var) for node, var in parameters.items()}
+            if input_var is not None:
+                input_mean = x.detach().requires_grad_()
+                env[entry] = Moments(input_mean, input_var)
+                sources.append(ElementNoise(program.names[0], "input", input_mean, input_var, entry))
+        noise = {node: ParameterNoise(program.state[node], var) for node, var in parameters.items()}
+        evaluation = MeanEvaluation(plan, env, noise)
+        evaluation.run()
+        mean = evaluation.value(program.outputs[0]).dense().mean
+        sources += [*evaluation.sources, *(parameter for parameter in noise.values() if parameter.uses)]
+        sources += shared_products(evaluation, sources, x)
         directions = directions.to(mean.dtype)
         _find_samples(program, mean, sources)
         _require_memory(mean, len(directions), sources)
@@ -406,32 +421,6 @@ def _require_random(plan: Plan, program: Program) -> None:
                 f"The batch norm '{node.module}' was captured in training mode, in which it mixes samples: capture the "
                 "model in evaluation mode, with its noise layers alone in training mode."
             )
-
-
-def _evaluate(
-    plan: Plan, state: dict[Node, Any], x: Tensor, input_var: Tensor | None, parameters: dict[Node, Tensor]
-) -> tuple[MeanEvaluation, Tensor, list[Source]]:
-    program = plan.program
-    env: dict[Node, Any] = {
-        node: precise(value.detach()) if isinstance(value, Tensor) else value for node, value in state.items()
-    }
-    (entry,) = program.inputs
-    sources: list[Source] = []
-    x = precise(x.detach())
-    env[entry] = x
-    with trusted():  # checked before
-        env |= {node: Moments(env[node], var) for node, var in parameters.items()}
-        if input_var is not None:
-            mean = x.detach().requires_grad_()
-            env[entry] = Moments(mean, input_var)
-            sources.append(ElementNoise(program.names[0], "input", mean, input_var, entry))
-    noise = {node: ParameterNoise(program.state[node], var) for node, var in parameters.items()}
-    evaluation = MeanEvaluation(plan, env, noise)
-    evaluation.run()
-    mean = evaluation.value(program.outputs[0]).dense().mean
-    sources += [*evaluation.sources, *(parameter for parameter in noise.values() if parameter.uses)]
-    sources += shared_products(evaluation, sources, x)
-    return evaluation, mean, sources
 
 
 def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:

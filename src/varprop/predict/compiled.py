@@ -54,12 +54,7 @@ class CompiledPredictions:
 
 
 class CompiledPrediction:
-    """A prediction that was compiled.
-
-    Args:
-        work: Computes the prediction from tensors alone.
-        tensors: Tensors of the shapes that it will be called with.
-    """
+    """A prediction that was compiled; `work` computes it from tensors alone, of these shapes."""
 
     def __init__(self, work: Callable[..., Prediction], tensors: Sequence[Tensor]) -> None:
         def flat(*values: Tensor) -> list[Tensor]:

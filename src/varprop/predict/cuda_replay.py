@@ -27,12 +27,7 @@ Work = Callable[..., Prediction]
 
 
 class PredictionGraph:
-    """A prediction recorded as a graph.
-
-    Args:
-        work: Computes a prediction from tensors, on the device alone.
-        inputs: Tensors of the shapes that it will be called with.
-    """
+    """A prediction recorded as a graph; `work` computes it on the device alone, from inputs of these shapes."""
 
     def __init__(self, work: Work, inputs: Sequence[Tensor]) -> None:
         self.inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]

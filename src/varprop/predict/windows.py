@@ -56,11 +56,7 @@ class Windows:
 
         Entries count as independent and Gaussian, and so does the larger of two of them (Clark, 1961): exact for two
         entries; the std of four comes out up to 10 % too small, of nine up to 17 %, by 1 to 2 % in the median. The rule
-        itself integrates, at ten times the cost.
-
-        Args:
-            x: What the windows are laid over.
-            shape: Of the result.
+        itself integrates, at ten times the cost. `shape` is that of the result.
         """
         with torch.no_grad():
             means, variances = (
