@@ -23,9 +23,9 @@ RUNS = 8  # and how often at least: standard errors come from the differences
 
 @dataclass(frozen=True)
 class InputOptions:
-    """The options on the input."""
+    """The options on the input, by the names of the command line."""
 
-    shapes: list[str]
+    input_shape: list[str]
     mean: str | None = None
     std: str | None = None
     data: str | None = None
@@ -33,7 +33,7 @@ class InputOptions:
     samples: int = 64
     root: Path | None = None
     positions: bool = False
-    covariance: bool = False
+    covariance: str | None = None
 
     def batch(self, available: int) -> int:
         """How many inputs to run at a time."""
@@ -56,9 +56,9 @@ class Inputs:
 def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs:
     """The inputs of a model, from the options and from what is known of it."""
     model = named.model
-    if not options.shapes and named.shape is None:
+    if not options.input_shape and named.shape is None:
         raise vp.VarpropError(f"The shape of the input of {target} is not known: give it by --input-shape 3,224,224.")
-    shapes = [_shape_of(text) for text in options.shapes] or [named.shape or ()]
+    shapes = [_shape_of(text) for text in options.input_shape] or [named.shape or ()]
     check_inputs(model, target, len(shapes))
     tokens = named.tokens or (_tokens_read(model, shapes[0]) if len(shapes) == 1 else None)
     if tokens is not None:

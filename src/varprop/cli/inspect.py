@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import dataclasses
 import sys
 from json import dumps
 from pathlib import Path
@@ -95,18 +96,8 @@ def inspect(options: argparse.Namespace) -> int:
         named = load(options.target, options.seed)
         if options.weights is not None:
             load_weights(named.model, options.weights)
-        settings = InputOptions(
-            options.input_shape,
-            options.mean,
-            options.std,
-            options.data,
-            options.check,
-            options.samples,
-            options.root,
-            options.positions,
-            options.covariance is not None,
-        )
-        inputs = make_inputs(named, options.target, settings)
+        names = [field.name for field in dataclasses.fields(InputOptions)]
+        inputs = make_inputs(named, options.target, InputOptions(**{name: getattr(options, name) for name in names}))
         # both states before the work: a file that does not fit is refused at once
         earlier = None
         if options.against is not None:
@@ -147,10 +138,11 @@ def _write(result: Any, options: argparse.Namespace) -> None:
 
 
 def _inspected(model: Any, inputs: Inputs, options: argparse.Namespace) -> Any:
-    settings: dict[str, Any] = {"check": inputs.check, "samples": options.samples, "seed": options.seed}
-    settings["covariance"] = options.covariance
+    settings = {name: getattr(options, name) for name in ("samples", "seed", "covariance")}
     with _progress() as progress:
-        return vp.inspect(model, inputs.moments, example=inputs.example, progress=progress.reach, **settings)
+        return vp.inspect(
+            model, inputs.moments, example=inputs.example, check=inputs.check, progress=progress.reach, **settings
+        )
 
 
 def _progress() -> contextlib.AbstractContextManager[Progress]:
