@@ -149,6 +149,20 @@ def test_maxima_over_what_drops_out_in_windows_that_overlap():
     assert_like_draws(vp.predict(model, x), drawn(model, x))
 
 
+def test_channels_drop_from_a_branch_beside_a_constant():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.drop, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Dropout2d(0.2), nn.Linear(48, 2)
+
+        def forward(self, x):
+            return self.last(torch.relu(x + self.drop(self.conv(x))).flatten(1))
+
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(8, 3, 4, 4)
+    assert_like_draws(vp.predict(model, x), drawn(model, x))
+
+
 @pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout2d(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
 def test_maxima_over_what_drops_out_otherwise_are_doubtful(order):
     """Zero or not is no Gaussian: the largest of some such values is not what is computed for it."""

@@ -255,7 +255,7 @@ class MeanEvaluation(Evaluation):
         if source.jump is not None and not rule.noise:  # all positions of a channel by one draw, and what each varies
             spread = source.chance * (1 - source.chance) * source.jump.square()
             source.by_channel = True
-            left = (source.var - spread).clamp_min(0)
+            left = (source.var - spread).clamp_min(0).to(mean.dtype)  # means that were integrated are in double
             left_kind = "dropout of what varies" if together is None else _kind(node, rule)
             self.sources.append(ElementNoise(name, left_kind, mean, left, node, inside=source.inside))
 
