@@ -121,7 +121,7 @@ def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, .
         result.append(Finding("note", "unsettled", "(model)", text, advice, float(new)))
     result += [*_disagreement(rows, context), *_dependence(rows)]
     if context.untried:
-        text = "the model was not tried on random inputs: findings rest on independent units alone"
+        text = "the model could not be run on random inputs: findings rest on the assumption of independent units"
         result.append(Finding("note", "untried", "(model)", text, MEASURE, 1.0))
     result += _approximations([row for row in rows if row.is_layer], context.check is not None)
     result = [replace(finding, advice=_advice(finding, rows, context)) for finding in result]
@@ -259,7 +259,7 @@ def _growth(layers: list[ReportRow], path: list[ReportRow], prepared: float) -> 
         if first.growth is not None:
             yield _of_size("growth", "grown", severity, first, worst)
         else:
-            text = f"std is {_grown(first):.3g}, where what follows from tokens should be about 1"
+            text = f"std is {_grown(first):.3g}, and should be about 1 behind an embedding of tokens"
             text += f", and reaches {_grown(worst):.3g} at {worst.label}" if worst is not first else ""
             yield Finding(severity, "growth", first.label, text, "make embeddings or weights smaller", _grown(worst))
 
@@ -421,7 +421,7 @@ def _rank(rows: list[ReportRow]) -> Iterator[Finding]:
     for row in rows:
         if row.rank and row.full_rank >= RANKS and row.full_rank / row.rank >= RANK[0] and row.rank < RANK[1]:
             severity: Severity = "warning" if row.role in (*OFF_PATH, "query", "head") else "error"
-            text = f"its weight has an effective rank of {row.rank:.2g} of {row.full_rank}: its units are copies of few"
+            text = f"its weight has an effective rank of {row.rank:.2g} of {row.full_rank}: its units hardly differ"
             advice = f"give {row.weight or 'it'} new values (torch.nn.init.kaiming_normal_)"
             yield Finding(severity, "rank", row.label, text, advice, row.full_rank / row.rank)
 

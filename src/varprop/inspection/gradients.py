@@ -34,13 +34,13 @@ from ..rules.linear import Convolution
 from ..rules.registry import Rule
 from .regions import channel_axis, first_result, moments_of
 
-FIXED = "statistics of a normalization are taken as fixed on the way back (off by 2 / n for n values)"
-ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
-AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
-SAMPLED = "{op} has no backward rule: its gradients are those of autograd at random arguments"
+FIXED = "gradients through the statistics of a normalization are left out (off by 2 / n for n values)"
+ROUTED = "a maximum passes each gradient to one position, here spread evenly over those of the channel"
+AS_LINEAR = "{op} has no backward rule: taken as linear, with gradients that grow as the variance does forward"
+SAMPLED = "{op} has no backward rule: its gradients are measured by autograd at random arguments"
 FEWEST, MOST, ENOUGH = 4, 32, 1 << 14  # draws of an operation's arguments, and elements of its result in all of them
-EQUAL = "an average gives all its positions one gradient, which the layers before it see as independent within a window"
-NEARLY_UNIFORM = "gradients of attention are those of weights that do not depend on the values"
+EQUAL = "an average gives its positions one gradient, which layers before it take as independent within a window"
+NEARLY_UNIFORM = "attention is taken as having weights that do not depend on the values"
 NodeResult = tuple[Node, int]  # a node, and which of its results
 
 

@@ -203,6 +203,7 @@ def _run(evaluation: Evaluation, regions: list[Region], inputs: list[Any], sums:
 
 
 def _add_value(sums: RunSums, index: int, value: Any, shape: torch.Size) -> None:
+    """Add one run of a value, stored as `shape` by the propagation."""
     result = first_result(value).detach().double()
     sums.totals[index, "mean"] += _pooled(result, shape)
     sums.totals[index, "square"] += _pooled(result.square(), shape)

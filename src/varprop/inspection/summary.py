@@ -156,14 +156,18 @@ def summary(
 
 
 def _row(model: nn.Module, region: Region, moments: Moments) -> SummaryRow:
-    units = layer_numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
+    numbers = layer_numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
     module = model.get_submodule(region.path)
-    parameters = 0 if region.call else sum(parameter.numel() for parameter in module.parameters())
-    work = sum(macs(node) for node in region.nodes)
-    memory = math.prod(moments.full) * moments.mean.element_size()
-    extents = tuple(moments.full)
     return SummaryRow(
-        region.label, region.name, region.depth, extents, parameters, work, memory, units["mean"], units["std"]
+        label=region.label,
+        class_name=region.name,
+        depth=region.depth,
+        extents=tuple(moments.full),
+        parameters=0 if region.call else sum(parameter.numel() for parameter in module.parameters()),
+        macs=sum(macs(node) for node in region.nodes),
+        memory=math.prod(moments.full) * moments.mean.element_size(),
+        mean=numbers["mean"],
+        std=numbers["std"],
     )
 
 
