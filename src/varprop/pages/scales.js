@@ -23,7 +23,7 @@ function tickText(value) {
   return String(Number(value.toPrecision(4))).replace("-", "−");
 }
 
-// An axis: its kind, its ends, a map to the unit interval, and its ticks
+// An axis: a map of its values to the unit interval, its ticks, and whether it is logarithmic
 function axisOf(kind, values, floor, least) {
   const known = values.filter((value) => isNumber(value) && (kind !== "log" || value > 0));
   let low = Infinity, high = -Infinity;
@@ -37,7 +37,7 @@ function linearAxis(low, high, floor, least) {
   if (floor !== undefined) { low = Math.min(floor, low); high = Math.max(high, least || 0); }
   if (low === high) { low -= Math.abs(low) / 2 || 0.5; high += Math.abs(high) / 2 || 0.5; }
   const room = (high - low) * 0.05, end = high + room, start = low === floor ? low : low - room;
-  return { at: (value) => (value - start) / (end - start), ticks: linearTicks(start, end), start, end };
+  return { at: (value) => (value - start) / (end - start), ticks: linearTicks(start, end) };
 }
 function linearTicks(low, high) {
   const roughly = (high - low) / 5, unit = Math.pow(10, Math.floor(Math.log10(roughly)));
@@ -51,7 +51,7 @@ function logAxis(low, high) {
   if (low === high) { low /= 2; high *= 2; }
   const room = (Math.log10(high) - Math.log10(low)) * 0.05;
   const start = Math.log10(low) - room, end = Math.log10(high) + room;
-  return { at: (value) => (Math.log10(value) - start) / (end - start), ticks: logTicks(start, end), start, end, log: true };
+  return { at: (value) => (Math.log10(value) - start) / (end - start), ticks: logTicks(start, end), log: true };
 }
 function logTicks(start, end) {
   const decades = end - start, every = Math.max(1, Math.ceil(decades / 6)), found = [];
@@ -74,5 +74,5 @@ function bothAxis(low, high, known) {
   for (let power = 0; map(usual * Math.pow(10, power)) <= Math.max(-start, end); power += every)
     ticks.push(usual * Math.pow(10, power), -usual * Math.pow(10, power));
   const at = (value) => (map(value) - start) / (end - start);
-  return { at, ticks: ticks.filter((value) => at(value) >= 0 && at(value) <= 1), start, end };
+  return { at, ticks: ticks.filter((value) => at(value) >= 0 && at(value) <= 1) };
 }
