@@ -283,5 +283,5 @@ def test_functional_dropout_that_cannot_be_captured_is_named():
 
 def test_places_drawn_at_random_are_refused():
     model = hidden(lambda m, h: h[:, torch.randperm(5)[:3]].mean(1) if m.training else h.mean(1))()
-    with pytest.raises(vp.VarpropError, match=r"draws at random where to read \(aten.randperm\), whose noise is not"):
+    with pytest.raises(vp.VarpropError, match=r"reads at random positions \(aten.randperm\), a noise that cannot"):
         vp.predict(model, torch.randn(SEQUENCES), random="")

@@ -99,7 +99,7 @@ def predict(
             "predict takes a batch of inputs, at least one, as a dense tensor whose first axis runs over samples."
         )
     if isinstance(draws, bool) or not isinstance(draws, int) or not (draws == 0 or draws >= 4):
-        raise ValueError(f"draws={draws!r} are too few to regress on, or no whole number: at least 4, or 0 for none.")
+        raise ValueError(f"draws takes a whole number of at least 4, which a regression needs, or 0, not {draws!r}.")
     if isinstance(model, Program) and random is not None:
         raise ValueError("random= chooses modules before a model is captured: a captured program keeps its modes.")
     if compile and not isinstance(model, Program):
@@ -159,8 +159,8 @@ def _predict(
     require_complete(plan, "leave out what makes them random")
     if places := next((node for node in program.nodes if node in plan.drawn), None):
         raise VarpropError(
-            f"'{places.module or '(model)'}' draws at random where to read ({places.packet or places.target}), whose "
-            "noise is not followed: let it do so in training mode alone, and leave it out of random=."
+            f"'{places.module or '(model)'}' reads at random positions ({places.packet or places.target}), a noise "
+            "that cannot be followed: let it do so in training mode alone, and leave it out of random=."
         )
     _require_random(plan, program)
     directions = _directions(info, x.device, outputs)
@@ -274,7 +274,7 @@ def _random_parameters(program: Program, variances: Mapping[str, Tensor | float]
     for name, var in zip(variances, _checked_variances(named), strict=True):
         node = read.get(id(tensors[names[name]]), names[name])
         if random.setdefault(node, var) is not var and not torch.equal(random[node], var):
-            raise ValueError(f"parameter_var names '{name}' twice, tied as it is, with two variances.")
+            raise ValueError(f"parameter_var gives '{name}' another variance than a parameter that is tied to it.")
     return random
 
 
