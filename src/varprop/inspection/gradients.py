@@ -554,7 +554,9 @@ def _through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> dict[N
     flows = [Flow(_even(to_q * flow.total, q), _even(to_q * common, q)), Flow(_even(to_k, k)), to_v]
     if flow.common is None:
         flows = [Flow(flow_to.total) for flow_to in flows]
-    arriving = dict(zip(node.args[:3], flows, strict=True))
+    arriving: dict[Node, Flow] = {}
+    for operand, flow_to in zip(node.args[:3], flows, strict=True):  # one value may be several of them
+        arriving[operand] = arriving[operand] + flow_to if operand in arriving else flow_to
     mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if evaluation.plan.random(mask):
         arriving[mask] = Flow(_even(to_scores * concentration * flow.total, evaluation.value(mask)))

@@ -321,6 +321,29 @@ def test_gradients_of_attention_agree_with_autograd(averaged, tokens):
     assert report["first.value"].gradient_status == "approximate"
 
 
+class OneProjection(nn.Module):
+    """Attention whose queries, keys and values are one value."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = self.inner(x)
+        return self.out(F.scaled_dot_product_attention(x, x, x))
+
+
+def test_a_value_that_is_queries_keys_and_values_gets_the_gradients_of_all():
+    torch.manual_seed(0)
+    model = OneProjection().double()
+    layers = {"inner": model.inner}
+    for layer in (model.inner, model.out):
+        nn.init.normal_(layer.weight, std=32**-0.5)
+    report = vp.inspect(model, unit(1, 12, 32), example=torch.zeros(1, 12, 32, dtype=torch.float64))
+    measured = measured_gradients(model, torch.randn(400, 12, 32, dtype=torch.float64), layers)
+    assert report["inner"].numbers["gradient"] == pytest.approx(measured["inner"], rel=0.3)  # of the values alone: 0.46
+
+
 def test_a_mask_made_of_the_input_gets_its_gradient():
     torch.manual_seed(0)
     model = Attention(masked=True).double()
