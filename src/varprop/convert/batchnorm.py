@@ -31,7 +31,7 @@ from ..norm.batchnorm import (
     put_back_,
     take_out_,
 )
-from ..norm.checks import check_dtypes, listed
+from ..norm.checks import check_dtypes, listed_paths
 from ..norm.layers import computes_as_torch
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, output_size, replace
 from ..training.restore import preserved_tensors
@@ -136,9 +136,9 @@ def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 def layers_as_torch(model: nn.Module, batch: Any) -> dict[str, LinearLayer]:
     """The linear layers that compute as torch's own, with their own parameters; others are warned of."""
     layers = find_linear_layers(model)
-    others = [repr(path) for path, layer in layers.items() if not computes_as_torch(layer)]
+    others = [path for path, layer in layers.items() if not computes_as_torch(layer)]
     if others:
-        warnings.warn(f"These have a forward of their own and get no batch norm: {listed(others)}.", stacklevel=5)
+        warnings.warn(f"These have a forward of their own and get no batch norm: {listed_paths(others)}.", stacklevel=5)
     layers = {path: layer for path, layer in layers.items() if computes_as_torch(layer)}
     for path, layer in layers.items():
         if layer.weight.is_complex():
@@ -148,7 +148,7 @@ def layers_as_torch(model: nn.Module, batch: Any) -> dict[str, LinearLayer]:
     if computed:
         warnings.warn(
             f"These compute with weights or biases that are no parameters of theirs and get no batch norm: "
-            f"{listed([repr(path) for path in sorted(computed)])}.",
+            f"{listed_paths(sorted(computed))}.",
             stacklevel=5,
         )
     return {path: layer for path, layer in layers.items() if path not in computed}
@@ -198,7 +198,7 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     if several:
         warnings.warn(
             f"These are called several times, and in training mode a batch norm normalizes each call by itself, so "
-            f"that only evaluation mode computes the same: {listed([repr(path) for path in several])}.",
+            f"that only evaluation mode computes the same: {listed_paths(several)}.",
             stacklevel=4,
         )
     for path, statistics in pooled(entering).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
@@ -46,14 +47,11 @@ from .checks import (
 from .custom_linear import custom_linear_layers, may_be_linear
 from .initialization import (
     branch_factors,
-    first_shifts,
+    first_outputs,
     layers_in_a_row,
     orthogonalize_,
     preserve_,
-    set_first_scales_,
-    set_first_shifts_,
-    shrink_branches_,
-    starts_by_depth,
+    set_first_outputs_,
 )
 from .layer_layout import Use
 from .layers import (
@@ -61,7 +59,7 @@ from .layers import (
     allow_fusing_,
     become_normalized_,
     become_plain_,
-    check_when_loading_,
+    check_facts,
     computes_as_torch,
     forbid_fusing_,
     normalized_layers,
@@ -261,7 +259,7 @@ def normalized_(
     graph = with_calls(programs[False], layers, captured.moments)
     long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW
     first = form == "deep" or long or shift in (True, "first")
-    starts = first_shifts(graph) if first else starts_by_depth(graph, SHALLOW) if shift else {}
+    starts = first_outputs(graph, math.inf if first else SHALLOW) if first or shift else {}
     factors = branch_factors(graph) if shift == "depth" else {}
     deep = form == "deep" or (long and any(start[0] for start in starts.values()))
     check_weights(layers, deep)
@@ -283,9 +281,7 @@ def normalized_(
                 for mine, its in ((layers[path].scale, norm.weight), (layers[path].shift, norm.bias)):
                     mine.requires_grad_(mine.requires_grad or its.requires_grad)
         _join_(model, graphs, layers)
-        set_first_scales_(layers, silent)
-        set_first_shifts_(layers, starts)
-        shrink_branches_(layers, factors)
+        set_first_outputs_(layers, silent, starts, factors)
         if init == "preserve":
             preserve_({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -345,7 +341,7 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
         layer.statistics = {mode: Statistics(g, read[mode], layer.uses[mode], intact) for mode, g in alone.items()}
     open_scopes_(model, list(layers.values()))
     forbid_fusing_(model)
-    check_when_loading_(model)
+    model.register_load_state_dict_pre_hook(check_facts)
 
 
 def _modules_before(graphs: Iterable[CapturedMode]) -> set[str]:
@@ -399,7 +395,7 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
             remove_parametrizations_of_(layer)
             unparametrized.append(path)
         if isinstance(layer, NormalizedRecurrent):
-            gained += [] if layer.plain_biases else [path]
+            gained += [] if layer.had_bias else [path]
             layer.become_plain_(folded[path])
             continue
         weight, bias = folded[path]
@@ -408,22 +404,22 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
             left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]
             model = cast(ModuleT, put_back_(model, notes[path], norm))
         else:
-            left, gains = bias, layer.plain_bias is None and not _is_rounding(bias, layer)
+            left, gains = bias, not layer.had_bias and not _is_rounding(bias, layer)
             gained += [path] if gains else []
-            keeps_bias = gains or layer.plain_bias is not None
+            keeps_bias = gains or layer.had_bias
         with torch.no_grad():
             untied += [path] if assign_weight_(model, layer, weight) else []  # type: ignore[arg-type]
         become_plain_(layer, left if keeps_bias else None)
     close_scopes_(model)
     allow_fusing_(model)
     stop_checking_(model)
-    if gained:
-        warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
-    if untied:
-        warnings.warn(f"The weights of these layers are no longer tied to others: {', '.join(untied)}.", stacklevel=2)
-    if unparametrized:
-        names = ", ".join(unparametrized)
-        warnings.warn(f"The weights of these layers are no longer parametrized: {names}.", stacklevel=2)
+    for change, paths in (
+        ("These layers had no bias and have one now", gained),
+        ("The weights of these layers are no longer tied to others", untied),
+        ("The weights of these layers are no longer parametrized", unparametrized),
+    ):
+        if paths:
+            warnings.warn(f"{change}: {', '.join(paths)}.", stacklevel=2)
     return model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 import torch
@@ -128,11 +128,11 @@ def refuse_part(model: nn.Module) -> None:
         networks = [network.joint for network, _ in layer.networks.values()]
         for statistics in (*networks, *getattr(layer, "statistics", {}).values()):
             layers = normalized_layers(statistics.graph.program.model)
-            outside = [repr(path) for path, module in layers.items() if module not in inside]
+            outside = [path for path, module in layers.items() if module not in inside]
             if outside:
                 raise ValueError(
-                    f"This is a part of a normalized model, whose layers {listed(outside)} are normalized by means "
-                    f"of its scales and shifts: fold the model, or a copy of the part (inplace=False)."
+                    f"This is a part of a normalized model, whose layers {listed_paths(outside)} are normalized by "
+                    f"means of its scales and shifts: fold the model, or a copy of the part (inplace=False)."
                 )
 
 
@@ -160,9 +160,9 @@ def why_none(model: nn.Module, chosen: Collection[str], computed: Collection[str
     """
     if chosen:
         hidden = "or only where torch.autocast or vmap inside its forward hides it"
-        return f": it calls none of {listed([repr(path) for path in chosen])}, {hidden}"
+        return f": it calls none of {listed_paths(chosen)}, {hidden}"
     if computed:
-        names = listed([repr(path) for path in sorted(computed)])
+        names = listed_paths(sorted(computed))
         return f": weights or biases are no parameters of the layers that compute with them ({names})"
     attention = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
     projections = {module for path in attention for module in model.get_submodule(path).modules()}
@@ -174,7 +174,7 @@ def why_none(model: nn.Module, chosen: Collection[str], computed: Collection[str
         )
     if attention:
         return (
-            f": the projections of torch's MultiheadAttention ({listed([repr(path) for path in attention])}) are "
+            f": the projections of torch's MultiheadAttention ({listed_paths(attention)}) are "
             f"arguments of one function, not layers; write them as nn.Linear around "
             f"torch.nn.functional.scaled_dot_product_attention"
         )
@@ -186,6 +186,11 @@ def looks_linear(module: nn.Module) -> bool:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return False
     return any(p.ndim > 1 for name, p in module.named_parameters(recurse=False) if "weight" in name)
+
+
+def listed_paths(paths: Iterable[str]) -> str:
+    """The first of some paths in quotes, and how many more there are."""
+    return listed([repr(path) for path in paths])
 
 
 def listed(names: list[str]) -> str:

@@ -8,6 +8,7 @@ A rectifier behind units of mean zero does not either, but behind units of a pos
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift, start_for
 from ..graph.node import Node, TensorInfo
 from ..moments import Moments, autocast_off
-from .checks import listed
+from .checks import listed_paths
 from .layers import Normalized
 from .linear_layers import group_count, is_linear_layer, output_axis
 from .recurrent import NormalizedRecurrent
@@ -34,67 +35,45 @@ FirstOutputs = tuple[float, float]  # mean and standard deviation of a layer's o
 
 
 @torch.no_grad()
-def first_shifts(graph: CapturedMode) -> dict[str, FirstOutputs]:
-    """The stable shift, at deviation 1, of every layer whose outputs an activation reads, by the layer's path.
+def first_outputs(graph: CapturedMode, shallow: float = math.inf) -> dict[str, FirstOutputs]:
+    """Mean and standard deviation to start with for every layer whose outputs an activation reads, by path.
 
-    Of two layers whose sum it reads, the one on the shorter path has it: the convolution on a shortcut, and not the
-    last one of the branch. Where a layer is added to a residual stream, the stream has a mean of its own, and the layer
-    has no shift.
+    They are the stable shift and 1. Where the shortest way through a layer, from an input to an output, has more than
+    `shallow` layers, they are such that gradients keep their size along it. (Skips make it short: they need smaller
+    branches instead, see `branch_factors`.)
+
+    Of two layers whose sum is read, the one on the shorter path gets the shift: the convolution on a shortcut, and not
+    the last one of the branch. A layer that is added to a residual stream gets none: the stream has a mean of its own.
+    A layer that several activations read gets the larger shift and the smaller deviation.
     """
+    plan, depths = make_plan(graph.program, graph.random_inputs), _depths(graph)
+    lengths = _shortest_ways(graph, plan)
+    shifts: dict[str, float] = {}  # by what the activation computes, as are `deep_starts`
+    deep_starts: dict[tuple[str, int], FirstOutputs] = {}
     starts: dict[str, FirstOutputs] = {}
-    cache: dict[str, float] = {}
-    for call, activation in layers_before_activations(graph):
-        _join(starts, graph.calls[call], (_stable_shift(activation, cache), 1.0))
-    return starts
-
-
-def _join(starts: dict[str, FirstOutputs], path: str, start: FirstOutputs) -> None:
-    """A layer that several activations read has the larger shift and the smaller deviation."""
-    before = starts.get(path, (0.0, 1.0))
-    starts[path] = max(start[0], before[0], key=abs), min(start[1], before[1])
-
-
-@torch.no_grad()
-def starts_by_depth(graph: CapturedMode, shallow: int) -> dict[str, FirstOutputs]:
-    """Shift and deviation of every layer whose outputs an activation reads, so that gradients keep their size.
-
-    That is on the shortest way through a layer, from an input to an output. Up to `shallow` layers, and so with a skip
-    around it, the start is that of `first_shifts`; skips need smaller branches instead (`branches.py`).
-    """
-    lengths = _shortest_ways(graph)
-    starts: dict[str, FirstOutputs] = {}
-    cache: dict[str, float] = {}
-    chosen: dict[tuple[str, int], FirstOutputs] = {}
-    for call, activation in layers_before_activations(graph):
-        start = _stable_shift(activation, cache), 1.0
-        if activation is not None and lengths[call] > shallow:
-            key = activation.key(), lengths[call]
-            if key not in chosen:
-                moments = functools.partial(activated_with_slope, activation)
-                chosen[key] = start_for(moments, start[0], lengths[call])
-            start = chosen[key]
-        _join(starts, graph.calls[call], start)
-    return starts
-
-
-def layers_before_activations(graph: CapturedMode) -> Iterator[tuple[Node, Statistics | None]]:
-    """Calls of layers whose outputs an activation reads, with the activation as a function of moments.
-
-    None stands for one that differs from sample to sample.
-    """
-    random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
-    plan = make_plan(graph.program, random)
-    depths = _depths(graph)
     for root, end in _activations(plan):
         call = _layer_before(root, plan, graph, depths)
-        if call is not None:
-            yield call, _function_between(graph, root, end)
+        if call is None:
+            continue
+        shift, std = 0.0, 1.0
+        activation = _function_between(graph, root, end)
+        if activation is not None:
+            key, length = activation.key(), lengths[call]
+            if key not in shifts:
+                shifts[key] = stable_shift(functools.partial(_activated, activation))
+            shift = shifts[key]
+            if length > shallow:
+                if (key, length) not in deep_starts:
+                    moments = functools.partial(activated_with_slope, activation)
+                    deep_starts[key, length] = start_for(moments, shift, length)
+                shift, std = deep_starts[key, length]
+        before = starts.get(graph.calls[call], (0.0, 1.0))
+        starts[graph.calls[call]] = max(shift, before[0], key=abs), min(std, before[1])
+    return starts
 
 
-def _shortest_ways(graph: CapturedMode) -> dict[Node, int]:
+def _shortest_ways(graph: CapturedMode, plan: Plan) -> dict[Node, int]:
     """For every call of a layer the fewest layers on a path from an input to an output that goes through it."""
-    random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
-    plan = make_plan(graph.program, random)
     before: dict[Node, int] = {}
     behind: dict[Node, int] = {}
     for node in graph.program.nodes:
@@ -162,16 +141,6 @@ def _function_between(graph: CapturedMode, root: Node, end: Node) -> Statistics 
     return None if varies else statistics
 
 
-def _stable_shift(activation: Statistics | None, cache: dict[str, float]) -> float:
-    """The stable shift before an activation, computed once for all layers with the same operations behind them."""
-    if activation is None:
-        return 0.0
-    key = activation.key()
-    if key not in cache:
-        cache[key] = stable_shift(functools.partial(_activated, activation))
-    return cache[key]
-
-
 def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
     """Mean and variance of an activation, for arguments with some means and standard deviations."""
     result = _evaluated(statistics, mean, std).value(statistics.targets[0])
@@ -206,28 +175,22 @@ SETTLED = 1e-4  # of a relative change, below which only rounding may hold it up
 
 
 @torch.no_grad()
-def set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> None:
-    """Layers are made with scale 1 and shift 0; what a batch norm silenced stays silent."""
-    for path, mask in silent.items():
-        layers[path].scale[mask] = 0
+def set_first_outputs_(
+    layers: dict[str, Any], silent: dict[str, Tensor], starts: dict[str, FirstOutputs], factors: dict[str, float]
+) -> None:
+    """Set what layers start with, which were made with scale 1 and shift 0.
 
-
-@torch.no_grad()
-def set_first_shifts_(layers: dict[str, Any], starts: dict[str, FirstOutputs]) -> None:
-    """Let the layers before activations start with a mean and a standard deviation."""
-    for path, (shift, std) in starts.items():
-        if not isinstance(layers[path], NormalizedRecurrent):
-            layers[path].shift.copy_(shift * layers[path].scale)
-            layers[path].scale.mul_(std)
-
-
-@torch.no_grad()
-def shrink_branches_(layers: dict[str, Any], factors: dict[str, float]) -> None:
-    """Let the last layers of residual branches start smaller; gates bound what a recurrent layer adds."""
-    for path, factor in factors.items():
-        if not isinstance(layers[path], NormalizedRecurrent):
-            layers[path].scale.mul_(factor)
-            layers[path].shift.mul_(factor)
+    `silent` are the channels that a batch norm had silenced, `starts` mean and standard deviation before activations,
+    and `factors` make the last layers of residual branches smaller. Recurrent layers stay: gates bound what they add.
+    """
+    for path, layer in layers.items():
+        if path in silent:
+            layer.scale[silent[path]] = 0
+        if not isinstance(layer, NormalizedRecurrent):
+            shift, std = starts.get(path, (0.0, 1.0))
+            factor = factors.get(path, 1.0)
+            layer.shift.copy_(shift * layer.scale).mul_(factor)
+            layer.scale.mul_(std).mul_(factor)
 
 
 @torch.no_grad()
@@ -271,7 +234,7 @@ def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[
         if len(largest) > PATIENCE and not largest[-1] < max(largest[-1 - PATIENCE] / 2, SETTLED):
             break
     again = [path for path, change in changes.items() if change and layers[path][0].call_count() > 1]
-    names = listed([repr(path) for path in again])
+    names = listed_paths(again)
     raise ValueError(
         f"No scale and shift of {names} agree with the statistics that follow from them: the layer is called on what "
         'depends on its own output. Use init="project", or leave it out with `only`.'
@@ -355,7 +318,7 @@ class _Ancestry:
     """Which random values follow from which."""
 
     def __init__(self, graph: CapturedMode) -> None:
-        random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
+        random = graph.random_inputs
         self.calls, self.plan = graph.calls, make_plan(graph.program, random)
         self.nodes = [node for node in (*random, *graph.program.nodes) if self.plan.random(node)]
         self.number = {node: number for number, node in enumerate(self.nodes)}

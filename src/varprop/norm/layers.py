@@ -67,6 +67,11 @@ class Normalized(nn.Module):
     uses: dict[bool, list[Use]]  # by mode, where it is in no network: how it is called
     statistics: dict[bool, Statistics]  # and the moments of its inputs
 
+    @property
+    def had_bias(self) -> bool:
+        """True if the plain layer had a bias."""
+        return self.plain_bias is not None
+
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
         if self.training in self.networks:
@@ -203,9 +208,10 @@ class Normalized(nn.Module):
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
         if type(self) in CLASSES.values() or not is_linear_layer(self):
             return super().__reduce_ex__(protocol)
-        if type(self) is not _class_for(self, self.plain_class):  # torch has put a class of its own around it
+        arguments = self.plain_class, hasattr(self, OUTPUT_AXIS)
+        if type(self) is not _normalized_class(*arguments):  # torch has put a class of its own around it
             return super().__reduce_ex__(protocol)
-        return _restored, (self.plain_class, hasattr(self, OUTPUT_AXIS)), cast(Any, self).__getstate__()
+        return _restored, arguments, cast(Any, self).__getstate__()
 
     def extra_repr(self) -> str:
         """The plain layer's own description, and that it is normalized."""
@@ -376,34 +382,24 @@ def computes_as_torch(layer: nn.Module) -> bool:
 
 
 @functools.cache
-def _subclass(plain: Any) -> Any:
-    """The normalized class that keeps what a subclass of torch's layer adds to it."""
-    normalized = next(normalized for stock, normalized in CLASSES.items() if issubclass(plain, stock))
+def _normalized_class(plain: Any, custom: bool) -> Any:
+    """The normalized class of a plain class, with what that adds to torch's; `custom` ones are no subclass of those."""
     if plain in CLASSES:
-        return normalized
+        return CLASSES[plain]
+    torch_classes = (normalized for stock, normalized in CLASSES.items() if issubclass(plain, stock))
+    normalized = NormalizedCustomLinear if custom else next(torch_classes)
     return type(f"Normalized{plain.__name__}", (normalized, plain), {"__module__": plain.__module__})
 
 
-@functools.cache
-def _custom_class(plain: Any) -> Any:
-    """The normalized class for a linear layer of another class than torch's."""
-    return type(f"Normalized{plain.__name__}", (NormalizedCustomLinear, plain), {"__module__": plain.__module__})
-
-
 def _restored(plain: Any, custom: bool = False) -> Any:
-    normalized = _custom_class(plain) if custom else _subclass(plain)
+    normalized = _normalized_class(plain, custom)
     return normalized.__new__(normalized)
-
-
-def _class_for(layer: nn.Module, plain: Any) -> Any:
-    """The normalized class for a layer that is of a plain class."""
-    return _custom_class(plain) if hasattr(layer, OUTPUT_AXIS) else _subclass(plain)
 
 
 def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bool = False) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
     plain_class: Any = type(layer)
-    cast(Any, layer).__class__ = _class_for(layer, plain_class)
+    cast(Any, layer).__class__ = _normalized_class(plain_class, hasattr(layer, OUTPUT_AXIS))
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.center, normalized.networks = plain_class, center, {}
     normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
@@ -425,7 +421,7 @@ def remove_parametrizations_of_(layer: Normalized) -> None:
         plain = layer.plain_class = plain.__bases__[0]
     remove_parametrizations_(layer)
     if is_linear_layer(layer):
-        cast(Any, layer).__class__ = _class_for(layer, plain)
+        cast(Any, layer).__class__ = _normalized_class(plain, hasattr(layer, OUTPUT_AXIS))
 
 
 @torch.no_grad()
@@ -458,13 +454,8 @@ def check_facts(model: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None
             layer.check_state(state_dict, f"{prefix}{path}." if path else prefix)
 
 
-def check_when_loading_(model: nn.Module) -> None:
-    """Let `load_state_dict` of the model check first."""
-    model.register_load_state_dict_pre_hook(check_facts)
-
-
 def stop_checking_(model: nn.Module) -> None:
-    """Undo `check_when_loading_`."""
+    """Remove `check_facts` from the hooks of a model and its modules."""
     for module in model.modules():
         hooks = module._load_state_dict_pre_hooks
         for key, hook in list(hooks.items()):

@@ -214,6 +214,11 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     stock: type[nn.RNNBase]
     plain_biases: dict[str, nn.Parameter]
 
+    @property
+    def had_bias(self) -> bool:
+        """True if the plain layer had biases."""
+        return bool(self.plain_biases)
+
     @classmethod
     def from_plain_(cls, layer: nn.RNNBase, center: bool = True, centred_rows: bool = False) -> NormalizedRecurrent:
         """Turn a plain layer into a normalized one where it stands."""

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
+from ..graph.node import Node
 from ..graph.program import Program, tensor_at
 from ..graph.tracing import Leaf
 from .batchnorm import find_notes, is_batch_norm
-from .checks import linear_by_look, listed, looks_linear
+from .checks import linear_by_look, listed, listed_paths, looks_linear
 from .layers import Normalized, normalized_layers
 from .linear_layers import is_call_of_linear_layer, owners
 from .network import Network
@@ -198,13 +198,19 @@ def fold_report(model: nn.Module) -> FoldReport:
         raise ValueError("The model is not normalized: there is nothing to report.")
     rows = (replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
     replaced = len(find_notes(model, layers))  # type: ignore[arg-type]
-    like_positions = any(map(Statistics.averages_like_positions, _statistics(layers)))
+    graphs = {_graph_before(layer)[0] for layer in layers.values()}
+    like_positions = any(graph.averages_like_positions() for graph in graphs)
     return FoldReport(tuple(rows), replaced, _in_a_row(layers), _staying(model), like_positions)
 
 
+def _network_of(layer: Normalized) -> tuple[Network | None, int]:
+    """The network that folds a layer in its present mode, and its index there; None if it is folded alone."""
+    return layer.networks.get(layer.training, (None, 0))
+
+
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
-    if layer.training in layer.networks:
-        network, index = layer.networks[layer.training]
+    network, index = _network_of(layer)
+    if network is not None:
         if index not in network.evaluated:
             return FoldedLayer(path, "together")
         return FoldedLayer(path, "by operation", f"after {network.evaluated[index]}")
@@ -214,23 +220,20 @@ def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
     return FoldedLayer(path, "alone", f"called {calls} times" if calls != 1 else "statistics of another form")
 
 
-def _statistics(layers: dict[str, Normalized]) -> list[Statistics]:
-    """The graphs between layers, of all that are folded together once."""
-    graphs: dict[int, Statistics] = {}
-    for layer in layers.values():
-        network, _ = layer.networks.get(layer.training, (None, 0))
-        statistics = layer.statistics[layer.training] if network is None else network.joint
-        graphs[id(statistics)] = statistics
-    return list(graphs.values())
+def _graph_before(layer: Normalized) -> tuple[Statistics, list[Node]]:
+    """The graph between layers that leads to a layer, and the nodes in it that the layer reads."""
+    network, index = _network_of(layer)
+    if network is None:
+        statistics = layer.statistics[layer.training]
+        return statistics, statistics.targets
+    return network.joint, [network.joint.targets[network.joint.numbers[index]]]
 
 
 def _in_a_row(layers: dict[str, Normalized]) -> int:
     """The most layers on a path through the model; 0 if some are called in turns."""
     before: dict[str, set[str]] = {}
     for path, layer in layers.items():
-        network, index = layer.networks.get(layer.training, (None, 0))
-        statistics = layer.statistics[layer.training] if network is None else network.joint
-        targets = statistics.targets if network is None else [statistics.targets[statistics.numbers[index]]]
+        statistics, targets = _graph_before(layer)
         before[path] = statistics.layers_before(targets)
     depths: dict[str, int] = {}
     try:
@@ -276,7 +279,7 @@ def warn_of_constants(paths: Collection[str]) -> None:
     if paths:
         _warn(
             f"What these layers read is the same for all data, so they stay as they are: "
-            f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
+            f"{listed_paths(sorted(paths))}. Where it does vary, give its moments in place of a "
             f"constant."
         )
 
@@ -287,7 +290,7 @@ def warn_of_computed(paths: Collection[str]) -> None:
         _warn(
             f"These layers compute with weights or biases that are no parameters of theirs (buffers, or what a "
             f"hypernetwork, a property or torch.func.functional_call gives them), so they stay as they are: "
-            f"{listed([repr(path) for path in sorted(paths)])}."
+            f"{listed_paths(sorted(paths))}."
         )
 
 
@@ -296,7 +299,7 @@ def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
     trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
     if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
         _warn(
-            f"Nothing trains in the normalized model: what did is absorbed ({listed([repr(n) for n in trained])}), and "
+            f"Nothing trains in the normalized model: what did is absorbed ({listed_paths(trained)}), and "
             f"scales and shifts are frozen like the weights of their layers. Call requires_grad_() on those that are "
             f"to train."
         )
@@ -321,7 +324,7 @@ def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
             unreached.append(path)
     if unreached:
         _warn(
-            f"The example does not reach these, which stay as they are: {listed([repr(path) for path in unreached])}. "
+            f"The example does not reach these, which stay as they are: {listed_paths(unreached)}. "
             f"Where another call does, the statistics do not know it, and a batch norm that is absorbed on the way of "
             f"the example counts there, too: normalize on the way that is used."
         )
@@ -338,7 +341,7 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str]) -> None:
         _warn(
             f"Batch norms that do not directly follow a linear layer, that follow one whose weight is parametrized, or "
             f"whose parameters something else reads, stay, and with them the dependence on the batch: "
-            f"{listed([repr(path) for path in norms])}."
+            f"{listed_paths(norms)}."
         )
     if layers:
         _warn(f"These layers stay as they are: {listed(layers)}.")
@@ -346,11 +349,13 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str]) -> None:
 
 def warn_of_fold(model: nn.Module) -> None:
     """Say once which layers `fold` gives a bias, and which it unties, and what the plain class makes of their state."""
-    layers = normalized_layers(model)
-    gained = [repr(path) for path in _without_bias(model, layers)]
-    untied = [repr(path) for path in _tied(model, layers)]
-    changes = [f"give a bias to {listed(gained)}"] * bool(gained)
-    changes += [f"untie the weights of {listed(untied)}"] * bool(untied)
+    layers, held = normalized_layers(model), owners(model)
+    notes = find_notes(model, layers)  # type: ignore[arg-type]
+    gained = [path for path, layer in layers.items() if path not in notes and not layer.had_bias]
+    weights = {path: layer._parameters.get("weight") for path, layer in layers.items()}  # not of recurrent layers
+    untied = [path for path, weight in weights.items() if weight is not None and len(held[weight]) > 1]
+    changes = [f"give a bias to {listed_paths(gained)}"] * bool(gained)
+    changes += [f"untie the weights of {listed_paths(untied)}"] * bool(untied)
     taken = ["does not take these biases if it is strict"] * bool(gained)
     taken += ["ties these weights again, so that all have the values of one, without a word"] * bool(untied)
     if changes:
@@ -406,44 +411,37 @@ def warn_of_time(model: nn.Module, program: Program) -> None:
     )
 
 
-def _networks(model: nn.Module) -> list[Network]:
-    """The folds of several layers together."""
-    layers = [layer for layer in normalized_layers(model).values() if layer.training in layer.networks]
-    return list(dict.fromkeys(layer.networks[layer.training][0] for layer in layers))
-
-
 def _integrated(model: nn.Module) -> list[str]:
     """The functions of channels, as text, for which a fold on a CPU has no formulas."""
-    steps = [step for network in _networks(model) for step in network.layout.channels.steps]
+    networks = dict.fromkeys(_network_of(layer)[0] for layer in normalized_layers(model).values())
+    steps = [step for network in networks if network is not None for step in network.layout.channels.steps]
     texts = [step.function.name for step in steps if step.function.kernel is None and step.function.integrated]
     return [textwrap.shorten(text.replace("aten.", ""), 80, placeholder="...") for text in texts]
 
 
 def _repeated(model: nn.Module) -> tuple[int, list[str]]:
     """The steps of folds with layers whose calls read different values, if there are many, and these layers."""
-    folds = _networks(model)
-    named = {
-        path: rows.calls
-        for path, layer in normalized_layers(model).items()
-        for network, index in [layer.networks.get(layer.training, (None, 0))]
-        if network is not None and (rows := network.layout.rows[index]).calls > 1
-    }
-    again = [network for network in folds if any(rows.calls > 1 for rows in network.layout.rows)]
-    steps = sum(len(network.layout.channels.steps) for network in again)
-    return (steps, [f"'{path}' ({calls} times)" for path, calls in named.items()]) if steps >= MANY else (0, [])
+    named: list[str] = []
+    networks: set[Network] = set()
+    for path, layer in normalized_layers(model).items():
+        network, index = _network_of(layer)
+        if network is not None and (calls := network.layout.rows[index].calls) > 1:
+            named.append(f"'{path}' ({calls} times)")
+            networks.add(network)
+    steps = sum(len(network.layout.channels.steps) for network in networks)
+    return (steps, named) if steps >= MANY else (0, [])
 
 
 def _evaluations(model: nn.Module) -> list[Statistics]:
     """The statistics that are computed operation by operation in every call of a model, but for recurrent layers."""
-    evaluations: dict[int, Statistics] = {}
+    evaluations: list[Statistics] = []
     for layer in normalized_layers(model).values():
-        if layer.training in layer.networks:
-            network, _ = layer.networks[layer.training]
-            if network.evaluation is not None and network.evaluated:
-                evaluations[id(network.evaluation)] = network.evaluation
-        elif not isinstance(layer, NormalizedRecurrent):
-            evaluations[id(layer)] = layer.statistics[layer.training]
-    return list(evaluations.values())
+        network, _ = _network_of(layer)
+        if network is None and not isinstance(layer, NormalizedRecurrent):
+            evaluations.append(layer.statistics[layer.training])
+        elif network is not None and network.evaluation is not None and network.evaluated:
+            evaluations.append(network.evaluation)
+    return list(dict.fromkeys(evaluations))
 
 
 def _plain_step(program: Program) -> float:
@@ -456,21 +454,3 @@ def _plain_step(program: Program) -> float:
         batches = max(1.0, BATCH / node.info.shape[0]) if node.ndim > 1 else BATCH
         operations += 6 * node.info.shape.numel() * per_output * batches
     return PLAIN * len(program.nodes) + operations / RATES.get(device, RATES["cuda"])
-
-
-def _without_bias(model: nn.Module, layers: dict[str, Normalized]) -> list[str]:
-    """Layers that had no bias, and no batch norm of the model's own behind them to take it."""
-    notes = find_notes(model, layers)  # type: ignore[arg-type]
-    without = []
-    for path, layer in layers.items():
-        bias = layer.plain_biases if isinstance(layer, NormalizedRecurrent) else layer.plain_bias is not None
-        without += [path] if path not in notes and not bias else []
-    return without
-
-
-def _tied(model: nn.Module, layers: dict[str, Normalized]) -> list[str]:
-    """Layers whose weight others hold as well."""
-    held = owners(model)
-    linear = {path: s for path, s in layers.items() if not isinstance(s, NormalizedRecurrent)}
-    registered = {path: layer for path, layer in linear.items() if not parametrize.is_parametrized(layer, "weight")}
-    return [path for path, layer in registered.items() if len(held[layer.weight]) > 1]

@@ -35,6 +35,11 @@ class CapturedMode:
     calls: dict[Node, str]  # with the path of the layer
     inputs: dict[Node, Any]
 
+    @property
+    def random_inputs(self) -> list[Node]:
+        """The inputs that are known by moments; the others are the same for all data."""
+        return [node for node, value in self.inputs.items() if not isinstance(value, Tensor)]
+
 
 class Statistics:
     """The operations between earlier layers and one layer, and how to run them on moments.
@@ -65,8 +70,7 @@ class Statistics:
         self._plan()
 
     def _plan(self) -> None:
-        inputs = [node for node, value in self.graph.inputs.items() if not isinstance(value, Tensor)]
-        self.plan = make_plan(self.graph.program, [*self.graph.calls, *inputs])
+        self.plan = make_plan(self.graph.program, [*self.graph.calls, *self.graph.random_inputs])
         require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
 
     def layers_before(self, targets: Iterable[Node]) -> set[str]:
