@@ -99,7 +99,7 @@ class Numbering:
     def apply(self, function: Function, moving: list[Moments], full: Any) -> Moments:
         """The channels that a function computes from others, each combination of arguments once."""
         spread = torch.broadcast_tensors(*(m.mean for m in moving))
-        combinations = torch.stack([_numbers(t).flatten() for t in spread])
+        combinations = channel_numbers(torch.stack(spread)).flatten(1)
         distinct, inverse = torch.unique(combinations, dim=1, return_inverse=True)
         key = (function.name, *distinct.flatten().tolist())
         if key not in self.applied:
@@ -148,12 +148,8 @@ def moving_channels(numbers: Tensor, full: Any) -> Moments:
     return Moments(values, values, full)
 
 
-def channel_numbers(moving: Moments) -> Tensor:
-    """The numbers in a value that operations have moved."""
-    return _numbers(moving.mean)
-
-
-def _numbers(values: Tensor) -> Tensor:
+def channel_numbers(values: Tensor) -> Tensor:
+    """The numbers in the means of a value that operations have moved."""
     return (values - NUMBER).long()
 
 
@@ -161,11 +157,7 @@ Kernel = tuple[str | float, ...]
 
 
 def recognized(name: str, moments: Callable[..., Pair], kernel: Kernel | None, arity: int = 1) -> Function:
-    """A function with its kernel, if that computes what the engine's rule does.
-
-    Functions of one name are equal; `moments` says how means and variances go through it. A wrong kernel costs speed
-    and nothing else.
-    """
+    """A function, with its kernel if that computes the same moments: a wrong kernel costs nothing but speed."""
     function = Function(name, moments, kernel, arity)
     return function if kernel is None or _agrees(function) else Function(name, moments, None, arity)
 
@@ -262,8 +254,7 @@ class Lowering:
     def numbers(self, node: Node) -> Tensor:
         """The numbers of a node's channels, in its shape (uniform axes of extent 1)."""
         with trusted(), torch.no_grad():
-            moving: Moments = self._value(node)
-        return channel_numbers(moving)
+            return channel_numbers(self._value(node).mean)
 
     def blocker(self, target: Node) -> str:
         """The first operation before a node that does not consist of channels though all that it reads does."""
@@ -305,7 +296,7 @@ class Lowering:
             return self.numbering.literal(constant) if constant.is_floating_point() else constant
 
         args, kwargs = resolve((node.args, node.kwargs), moving)
-        return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, self.numbering.count)
+        return _only_moved(apply(self.plan.rules[node], node.target, args, kwargs), node.info, self.numbering.count)
 
     def _constant(self, node: Node) -> Tensor:
         """A value that is not random and reads no parameter or buffer; of random arguments only extents count."""
@@ -337,15 +328,13 @@ class Lowering:
             raise NotLowered  # a function of what is kept is mixed with one of what is dropped
         if any(not self.plan.random(operand) for operand in node.operands):
             return self._with_parameter(node)
-        base = self.evaluation.clusters.line(node)[0] if not self._reads_parameters(node, root) else node
-        if base is not node and base in self.plan.skips:  # a line of a rectifier that reads two values
-            return self._applied(self._function_from(node, base), node, base)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
             argument = self._behind_parameters(node, root)
             return self._applied(self._function_from(node, argument), node, argument)
-        moments = _of_channels(functools.partial(self._cluster_moments, node, root))
-        function = recognized(self._expression(node, root), moments, self._pointwise_kernel(node, root))
-        return self._applied(replace(function, integrated=self._is_integrated(node, root)), node, root)
+        base = self.evaluation.clusters.line(node)[0]
+        if base is not node and base in self.plan.skips:  # a line of a rectifier that reads two values
+            return self._applied(self._function_from(node, base), node, base)
+        return self._applied(self._function_from(node, root, self._cluster_moments), node, root)
 
     def _named_kernel(self, node: Node, *random: Any) -> Kernel | None:
         """The kernel that an operation's rule names, if its first arguments are these and the others are numbers."""
@@ -357,7 +346,9 @@ class Lowering:
     def _pointwise_kernel(self, node: Node, start: Node) -> Kernel | None:
         of_two = self.plan.rules[node].affine is not None  # sums and products with a number are lines
         named = None if of_two else self._named_kernel(node, start)
-        return named or piecewise_linear(self._values(node, start))
+        clusters = self.evaluation.clusters
+        path = clusters.path(node, start)
+        return named or piecewise_linear(lambda x: clusters.evaluate(path, start, x))
 
     def _reads_parameters(self, node: Node, root: Node) -> bool:
         path = self.evaluation.clusters.path(node, root)
@@ -379,9 +370,7 @@ class Lowering:
             raise NotLowered
         if rule.affine is not None and rule.independent is not None:
             return self._combined(node, list(node.args[:2]))
-        if rule.operation not in ("prelu", "prelu of broadcast slopes"):
-            raise NotLowered
-        if not self._is_affine(argument):
+        if rule.operation not in ("prelu", "prelu of broadcast slopes") or not self._is_affine(argument):
             raise NotLowered
         weight = node.args[1]
         shape = list(weight.info.shape)
@@ -432,10 +421,6 @@ class Lowering:
 
         return value(node)
 
-    def _values(self, node: Node, root: Node) -> Callable[[Tensor], Tensor]:
-        clusters = self.evaluation.clusters
-        return lambda x: clusters.evaluate(clusters.path(node, root), root, x)
-
     def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
         moving = [self._value(argument) for argument in arguments]
         return self.numbering.apply(function, moving, node.info.shape)
@@ -476,17 +461,20 @@ class Lowering:
 
         name = f"{node.target}(x{full[axis + 1 :]}, {settings!r}, {node.kwargs!r})"
         moments = _of_channels(pooled)
-        function = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
+        function = first = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
         if before is not after:
             last = self._function_from(after, before)
-            function = recognized(f"{last.name} after {name}", _chained(function, last), composed(function, last))
+            both = f"{last.name} after {name}"
+            function = recognized(both, lambda x: last.moments(first.moments(x)), composed(first, last))
         computed = self.numbering.apply(function, [moving], info.shape)
-        computed = moving_channels(channel_numbers(computed).view(_pooled_shape(computed.mean, info)), info.shape)
+        computed = moving_channels(channel_numbers(computed.mean).view(_pooled_shape(computed.mean, info)), info.shape)
         return [computed] + [None] * (len(node.info) - 1) if several else computed
 
-    def _function_from(self, node: Node, start: Node) -> Function:
-        """The function of an earlier node of its cluster, as if that were Gaussian."""
-        moments = _of_channels(functools.partial(self.evaluation.clusters.moments_from, node, start))
+    def _function_from(
+        self, node: Node, start: Node, moments_from: Callable[[Node, Node, Moments], Moments] | None = None
+    ) -> Function:
+        """A node as a function of an earlier one of its cluster, by default as if that were Gaussian."""
+        moments = _of_channels(functools.partial(moments_from or self.evaluation.clusters.moments_from, node, start))
         function = recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
         return replace(function, integrated=self._is_integrated(node, start))
 
@@ -518,10 +506,6 @@ def _of_channels(function: Callable[..., Moments]) -> Callable[..., Pair]:
     return moments
 
 
-def _chained(first: Function, second: Function) -> Callable[[Pair], Pair]:
-    return lambda x: second.moments(first.moments(x))
-
-
 def _channel_axis(full: Any) -> int:
     """The axis behind the batch axis, if there is one, as pooling and interpolation have it."""
     return min(1, len(full) - 1)
@@ -537,16 +521,12 @@ def _pooled_shape(numbers: Tensor, info: TensorInfo) -> list[int]:
     return shape
 
 
-def _stamped(value: Any, node: Node, count: int) -> Any:
+def _only_moved(value: Any, info: Any, count: int) -> Any:
     """The result of an operation on numbers; NotLowered is raised if it did more than move them."""
     if isinstance(value, (list, tuple)):
-        infos = node.info if isinstance(node.info, (list, tuple)) else [node.info] * len(value)
-        return [_checked(v, info.shape, count) for v, info in zip(value, infos, strict=True)]
-    return _checked(value, node.info.shape, count)
-
-
-def _checked(value: Moments, full: Any, count: int) -> Moments:
+        infos = info if isinstance(info, (list, tuple)) else [info] * len(value)
+        return [_only_moved(v, i, count) for v, i in zip(value, infos, strict=True)]
     numbers = value.mean - NUMBER
     if bool(((numbers < 0) | (numbers >= count) | (value.var != value.mean)).any()):
         raise NotLowered
-    return Moments(value.mean, value.var, full)
+    return Moments(value.mean, value.var, info.shape)
