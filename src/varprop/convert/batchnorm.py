@@ -117,7 +117,7 @@ def from_batch_norm_(model: nn.Module, example: Any) -> nn.Module:
         assert is_linear_layer(layer) and isinstance(norm, _BatchNorm)
         check_dtypes(layer_path, layer, norm_path, norm)
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
-        absorb_(model, layer_path, layer, norm, keep_bias=True)
+        absorb_(model, layer_path, layer, norm)
         model = take_out_(model, note)
     for path, module in list(model.named_modules()):
         if isinstance(module, Batched):

@@ -21,7 +21,7 @@ from ..graph.tracing import preserved_modes
 from ..moments import autocast_off
 from .batchnorm import (
     Absorbed,
-    absorb_direction_,
+    absorb_,
     absorbed_by,
     assign_weight_,
     bypassed,
@@ -199,9 +199,9 @@ def captured_for(
     only: Only | None = None,
     by_batch: Callable[[nn.Module], bool] = lambda module: False,
 ) -> Captured:
-    """Capture a model that is to be normalized, which is not changed; the result serves for its copies as well.
+    """Capture a model that is to be normalized; the result serves for its copies as well.
 
-    Batch norms that stay and that `by_batch` names count as normalizing by the batch.
+    Batch norms that stay and for which `by_batch` is true count as normalizing by the batch.
     """
     check_model(model, moments)
     # complains of a wrong choice before anything takes time
@@ -241,10 +241,7 @@ def normalized_(
     shift: Shift = False,
     orthogonal: bool = False,
 ) -> nn.Module:
-    """`normalize` in place and without a net: a failure midway leaves the model half done.
-
-    `shift` and `orthogonal` are those of `init_`, for the paper's form.
-    """
+    """`normalize` in place; a failure leaves the model half done. `center`, `shift`, `orthogonal` are as in `init_`."""
     custom = {model.get_submodule(path): axis for path, axis in captured.custom.items()}
     candidates: dict[str, Any] = find_layers(model, only, lambda m: _can_be_normalized(m) or m in custom)
     chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant | captured.computed}
@@ -296,10 +293,7 @@ def _can_be_normalized(module: nn.Module) -> bool:
 def _without_batch_norms(
     model: nn.Module, captured: Captured, layers: dict[str, Any]
 ) -> tuple[nn.Module, dict[bool, Program], dict[str, Tensor]]:
-    """Let the layers do the work of the batch norms directly after them.
-
-    Returns the model, its graphs without those batch norms, and which channels of a layer are silent.
-    """
+    """The model, its graphs, both without batch norms directly after layers, and which channels those had silenced."""
     plain = captured.programs[False].model
     custom = [plain.get_submodule(path) for path in captured.custom]
     pairs = absorbed_by(layers, captured.programs[False], custom)
@@ -310,7 +304,7 @@ def _without_batch_norms(
     for path, norm_path in pairs.items():
         layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
-        silent[path] = absorb_direction_(model, path, layer, norm)
+        silent[path] = absorb_(model, path, layer, norm, keep_silent=True)
         model = take_out_(model, note)
     untied = any(layers[path].weight is not weight for path, weight in weights.items())
     # A batch norm that does more, such as dropout, was captured in evaluation mode alone.

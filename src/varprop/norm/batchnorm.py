@@ -56,7 +56,12 @@ def batch_norms_in(program: Program, custom: Collection[nn.Module] = ()) -> dict
     paths = {module: path for path, module in program.model.named_modules()}
     calls = list(_calls(program, custom))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
-    return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
+    only = [
+        (layer, norm)
+        for layer, norm in pairs.items()
+        if all(call == (layer, norm) for call in calls if call[0] is layer or call[1] is norm)
+    ]
+    return {paths[layer]: paths[norm] for layer, norm in only}
 
 
 def absorbed_by(layers: Mapping[str, nn.Module], program: Program, custom: Collection[nn.Module]) -> dict[str, str]:
@@ -71,10 +76,7 @@ def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:
     return {node: call.args[0] for call in calls for node in (call, *call.users)}
 
 
-LayerAndNorm = tuple[nn.Module | None, nn.Module | None]
-
-
-def _calls(program: Program, custom: Collection[nn.Module]) -> Iterator[LayerAndNorm]:
+def _calls(program: Program, custom: Collection[nn.Module]) -> Iterator[tuple[nn.Module | None, nn.Module | None]]:
     """Every call of a linear layer with the batch norm directly after it, and the other calls of batch norms."""
     paired = set()
     for node in program.nodes:
@@ -92,13 +94,9 @@ def _direct_reader(program: Program, call: Node, custom: Collection[nn.Module]) 
         return None
     (reader,) = call.users
     layer, norm = program.module_of(call), program.module_of(reader)
-    if (
-        operation_of(reader) != "batch norm"
-        or not isinstance(norm, _BatchNorm)
-        or not _is_its_own(program, reader, norm)
-    ):
+    if operation_of(reader) != "batch norm" or not isinstance(norm, _BatchNorm):
         return None
-    if layer is None or not (is_linear_layer(layer) or layer in custom):
+    if not _is_its_own(program, reader, norm) or layer is None or not (is_linear_layer(layer) or layer in custom):
         return None
     if not computes_with_its_own(program, call, layer):
         return None  # it would not take a factor as another weight, nor a bias
@@ -108,10 +106,7 @@ def _direct_reader(program: Program, call: Node, custom: Collection[nn.Module]) 
 
 
 def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
-    """True if a batch norm operation reads the tensors of a module, which no other operation reads.
-
-    A module may do more than that (activate, scale), before it or after it: that is for the graph to say.
-    """
+    """True if a batch norm operation reads the tensors of a module, which may do more, and nothing else reads them."""
     tensors = [getattr(norm, name, None) for name in _TENSORS]  # code that sets one may have deleted it before
     if (tensors[0] is None) != (tensors[1] is None) or call.args[6] != norm.eps:
         return False
@@ -127,10 +122,6 @@ def _read_by_layers_alone(program: Program, weight: Node, custom: Collection[nn.
     """False where the model also reads a layer's weight by hand, which a change of the layer would alter."""
     modules = [program.module_of(reader) for reader in weight.users]
     return all(module is not None and (is_linear_layer(module) or module in custom) for module in modules)
-
-
-def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> bool:
-    return all(call == (layer, norm) for call in calls if call[0] is layer or call[1] is norm)
 
 
 class Absorbed(TypedDict):
@@ -262,28 +253,18 @@ def folded(layer: LinearLayer, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def absorb_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, keep_bias: bool) -> None:
-    """Give the layer the weight and bias that do what it and the batch norm do in evaluation mode."""
-    weight, bias = folded(layer, norm)
-    _assign_(model, path, layer, norm, weight, bias, keep_bias)
+def absorb_(
+    model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, keep_bias: bool = True, keep_silent: bool = False
+) -> Tensor:
+    """Give the layer the weight and bias that do what it and the batch norm do in evaluation mode.
 
-
-@torch.no_grad()
-def absorb_direction_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm) -> Tensor:
-    """`absorb_` with a bias, for a layer that will be normalized: channels with gamma 0 keep their weights.
-
-    Returns a mask of those channels, which the layer has to multiply by 0.
+    Returns a mask of the channels with gamma 0. With `keep_silent` they keep their weights, for a layer that will be
+    normalized and has to multiply them by 0.
     """
     weight, bias = folded(layer, norm)
     silent = batch_norm_rate(norm) == 0
-    weight = torch.where(along_outputs(silent, weight, layer), layer.weight, weight)
-    _assign_(model, path, layer, norm, weight, bias, keep_bias=True)
-    return silent
-
-
-def _assign_(
-    model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, weight: Tensor, bias: Tensor, keep_bias: bool
-) -> None:
+    if keep_silent:
+        weight = torch.where(along_outputs(silent, weight, layer), layer.weight, weight)
     if assign_weight_(model, layer, weight):
         warnings.warn(f"The weight of '{path}' is no longer tied: its batch norm scales it alone.", stacklevel=2)
     if layer.bias is not None:
@@ -291,13 +272,11 @@ def _assign_(
     elif keep_bias or bias.any():
         trainable = norm.bias.requires_grad if norm.affine else layer.weight.requires_grad
         layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trainable)
+    return silent
 
 
 def assign_weight_(model: nn.Module, layer: LinearLayer, weight: Tensor) -> bool:
-    """Give a layer a new weight; one that others hold as well stays with them, which is told by True.
-
-    What differs from the present weight by rounding alone is not new.
-    """
+    """Give a layer a weight, unless it is the present one but for rounding; True if that unties it from others'."""
     if torch.allclose(weight, layer.weight, rtol=8 * torch.finfo(weight.dtype).eps, atol=0.0):
         return False
     if len(owners(model)[layer.weight]) == 1:
