@@ -105,13 +105,12 @@ class TritonMoments:
 
 def moments_saved(layout: Layout) -> SavedSizes:
     """Length and dtype of what `TritonMoments.forward` saves, known without running it."""
-    return [(SLOPES * sum(step.count for step in layout.channels.steps), torch.float64)]
+    return [(SLOPES * layout.channels.computed, torch.float64)]
 
 
 def supports(layout: Layout) -> bool:
     """True if no component of a layout is too long for operations that run one after the other."""
-    computed = sum(step.count for step in layout.channels.steps)
-    return computed <= LONGEST or longest_component(layout.channels) <= LONGEST
+    return layout.channels.computed <= LONGEST or longest_component(layout.channels) <= LONGEST
 
 
 # --- components and templates ---
@@ -159,8 +158,7 @@ def _root(parent: list[int], channel: int) -> int:
 
 def longest_component(channels: Channels) -> int:
     """The largest number of operations in one component."""
-    first_computed = channels.total - sum(step.count for step in channels.steps)
-    return max(Counter(component_labels(channels)[first_computed:]).values(), default=0)
+    return max(Counter(component_labels(channels)[channels.first_computed :]).values(), default=0)
 
 
 def phases_of(channels: Channels) -> Tensor:
@@ -175,13 +173,13 @@ def phases_of(channels: Channels) -> Tensor:
         by_torch, results = encode(step.function).by_torch, slice(step.start, step.start + step.count)
         phases[results] = phase.amax() if by_torch else phase
         ready[results] = phases[results] + by_torch
-    return phases[channels.total - sum(step.count for step in channels.steps) :]
+    return phases[channels.first_computed :]
 
 
 def templates_of(channels: Channels) -> list[Template]:
     """All components by their sequence of operations; those without any come last, as one template."""
     instructions = [code for step in channels.steps for code in [encode(step.function)] * step.count]
-    phases, first_computed = phases_of(channels).tolist(), channels.total - len(instructions)
+    phases, first_computed = phases_of(channels).tolist(), channels.first_computed
     members: dict[int, list[int]] = defaultdict(list)
     for channel, root in enumerate(component_labels(channels)):
         members[root].append(channel)
@@ -294,7 +292,7 @@ def build_tables(channels: Channels, device: torch.device) -> MomentTables:
         forward_codes=sum(1 << code for code in {code.code for code in codes if not code.by_torch}),
         block=block,
         gathered=gathered_at_once(max((program[-1] for program in programs), default=1)),
-        computed=sum(step.count for step in channels.steps),
+        computed=channels.computed,
     )
 
 
@@ -306,7 +304,7 @@ def gathered_at_once(most: int) -> tuple[int, int]:
 
 def _torch_steps(channels: Channels, device: torch.device) -> tuple[tuple[TorchStep, ...], ...]:
     """The functions that torch evaluates after every launch but the last."""
-    phases, first_computed = phases_of(channels), channels.total - sum(step.count for step in channels.steps)
+    phases, first_computed = phases_of(channels), channels.first_computed
     by_phase: dict[int, list[TorchStep]] = defaultdict(list)
     for step in channels.steps:
         if encode(step.function).by_torch:

@@ -241,15 +241,11 @@ def bodies_of(layout: tuple[Rows, ...], orders: list[WeightOrder], backward: boo
 
 def body_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
     """The tile for the rows of a layer, taken one by one."""
-    return replace(_tile_of(rows, order, backward), centred=rows.centred)
-
-
-def _tile_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
     body = _registers_body(rows, order)
-    if body is not None and not _tiny(rows):
-        return body
-    pieces = _pieces(rows, order, backward)
-    return pieces if body is None or pieces.across else body
+    if body is None or _tiny(rows):
+        pieces = _pieces(rows, order, backward)
+        body = pieces if body is None or pieces.across else body
+    return replace(body, centred=rows.centred)
 
 
 def _tiny(rows: Rows) -> bool:
@@ -448,18 +444,11 @@ def columns_of(layout: tuple[Rows, ...], offsets: list[Offsets], bodies: list[Bo
 
     First column and end of the columns, channels, partial sums of each, first entering channel, first partial sum.
     """
-    result = [
-        (
-            start,
-            rows.groups * rows.channels,
-            rows.channels,
-            partials_of(rows, body),
-            rows.first_channel,
-            offset.partials,
-        )
-        for rows, offset, body in zip(layout, offsets, bodies, strict=True)
-        for start in range(0, rows.groups * rows.channels, COLUMNS)
-    ]
+    result = []
+    for rows, offset, body in zip(layout, offsets, bodies, strict=True):
+        columns = rows.groups * rows.channels
+        of_layer = columns, rows.channels, partials_of(rows, body), rows.first_channel, offset.partials
+        result += [(start, *of_layer) for start in range(0, columns, COLUMNS)]
     return torch.tensor(result, dtype=torch.int64).reshape(-1, 6)
 
 
