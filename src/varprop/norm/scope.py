@@ -64,33 +64,36 @@ class _Scope:
     alone: dict[nn.Module, FoldedAlone] = field(default_factory=dict)  # folds of layers that are in no network
 
 
+class _Promise(NamedTuple):
+    """The networks that `unchanged` promises to leave as they are, and their folds."""
+
+    networks: tuple[Network, ...]
+    folds: list[tuple[Network, Folded]]  # of these networks, shared by calls
+    level: tuple[int, int]  # of the transforms within which `unchanged` was entered (`_level`)
+    stepped: set[Network]  # whose parameters an optimizer has changed
+
+
 class _Current(threading.local):
-    """The scope of this thread."""
+    """The state of this thread."""
 
     scope: _Scope | None = None  # the present call; None outside of a call
-    promised: tuple[Network, ...] = ()  # networks that `unchanged` promises not to change
-    # their folds, shared by calls; the list is replaced, never changed in place
-    promised_folds: list[tuple[Network, Folded]] = []  # noqa: RUF012
-    promise_level = (0, 0)  # of the transforms within which `unchanged` was entered
-    stepped: frozenset[Network] | set[Network] = frozenset()  # whose parameters an optimizer has changed
+    promise = _Promise((), [], (0, 0), set())
 
 
 _current = _Current()
 
 
 def folded_layer(network: Network, index: int) -> Pair:
-    """The folded weight and bias of one layer of a network.
-
-    Within a call of the model they are shared by all layers, so long as the parameters stay as they are.
-    """
+    """The folded weight and bias of a layer; a call of the model folds once, so long as parameters stay as they are."""
     scope, level, compiling = _current.scope, _level(), torch.compiler.is_compiling()
     if network.intact.apart:
         network.require_in_use(index, None if scope is None else scope.module)
     # A compiled graph cannot see whether a parameter was written to: it folds in every call.
-    promised = network in _current.promised and not compiling
+    promise = _current.promise
+    promised = network in promise.networks and not compiling
     shared = None
-    if promised and _current.promise_level == level:
-        shared = _current.promised_folds
+    if promised and promise.level == level:
+        shared = promise.folds
     elif not promised and scope is not None and scope.level == level:
         shared = scope.folds
     if shared is None and not compiling:
@@ -100,7 +103,7 @@ def folded_layer(network: Network, index: int) -> Pair:
         if candidate.full is network and index in candidate.index_of:
             subnetwork, folded = candidate, latest
             break
-    if folded is not None and promised and (network in _current.stepped or subnetwork.changed_between(folded)):
+    if folded is not None and promised and (network in promise.stepped or subnetwork.changed_between(folded)):
         raise RuntimeError(CHANGED.format(network.specs[index].path))
     if folded is None or not folded.serves(layer, subnetwork.index_of[index], compiling):
         if folded is not None and promised and folded.changed(layer, subnetwork.index_of[index]):
@@ -117,8 +120,7 @@ def folded_layer(network: Network, index: int) -> Pair:
 def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
     """The folded weight and bias of a layer that is in no network: computed by `fold` once in a call of its model.
 
-    A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n²
-    evaluations.
+    Computed at each of the layer's n calls, statistics of n inputs would cost n² evaluations.
     """
     scope = _current.scope
     within = scope is not None and scope.level == _level()
@@ -138,10 +140,7 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
 
 
 def _level() -> tuple[int, int]:
-    """How many transforms of torch.func and levels of forward-mode derivatives are at work.
-
-    Tensors that are computed within one of them mean nothing outside.
-    """
+    """How many transforms of torch.func and of forward mode are at work: what one computes means nothing outside."""
     if torch.compiler.is_compiling():
         return 0, 0
     interpreter = torch._C._functorch.peek_interpreter_stack()
@@ -263,21 +262,20 @@ def unchanged(model: ModuleT) -> Iterator[ModuleT]:
     """
     networks = [network for m in model.modules() for network, _ in m.__dict__.get("networks", {}).values()]
     tensors = {id(parameter) for parameter in model.parameters()}
-    stepped = set(_current.stepped)
+    before = _current.promise
+    folds, stepped = list(before.folds), set(before.stepped)
 
     def note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # fused ones leave versions as they are
         if any(id(parameter) in tensors for group in optimizer.param_groups for parameter in group["params"]):
             stepped.update(networks)
 
     hook = register_optimizer_step_post_hook(note_step)
-    before = _current.promised, _current.promised_folds, _current.promise_level, _current.stepped
-    _current.promised, _current.promised_folds = (*_current.promised, *networks), list(_current.promised_folds)
-    _current.promise_level, _current.stepped = _level(), stepped
+    _current.promise = _Promise((*before.networks, *networks), folds, _level(), stepped)
     try:
         yield model
     finally:
         hook.remove()
-        _current.promised, _current.promised_folds, _current.promise_level, _current.stepped = before
+        _current.promise = before
 
 
 @contextlib.contextmanager
