@@ -128,11 +128,10 @@ class _RunningStatistics:
         return _RunningStatistics(count, mean, deviations, dtype, self.device, extents, self.joint)
 
     def moments(self) -> Moments:
-        var = self.deviations / self.count
+        mean, var = (values.to(self.device, self.dtype) for values in (self.mean, self.deviations / self.count))
         if self.joint:
-            var, mean = var.to(self.device, self.dtype), self.mean.to(self.device, self.dtype)
             return Moments(mean, full=self.extents, covariance=var)
-        return Moments(self.mean.to(self.device, self.dtype), var.to(self.device, self.dtype), self.extents)
+        return Moments(mean, var, self.extents)
 
 
 def _statistics(chunk: _Chunk, per: str, covariance: bool) -> _RunningStatistics:

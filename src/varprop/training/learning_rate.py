@@ -426,24 +426,16 @@ def _built_optimizer(
 def rate_setter(optimizer: Optimizer) -> Callable[[float], None]:
     """Scales all groups from their present rates, so that a rate of 0 on the way loses no ratio."""
     groups = optimizer.param_groups
-    rates = [float(group["lr"]) for group in groups]
-    initial = [float(group["initial_lr"]) if "initial_lr" in group else None for group in groups]
-    largest = max(rates)
+    rates = [(group, key, float(group[key])) for group in groups for key in ("lr", "initial_lr") if key in group]
+    largest = max(float(group["lr"]) for group in groups)
     if not largest > 0:
         raise ValueError("Every parameter group has learning rate 0, so their ratios are unknown: set them first.")
 
     def set_rate(lr: float) -> None:
-        for group, rate, start in zip(groups, rates, initial, strict=True):
-            _assign(group, "lr", rate * (lr / largest))
-            if start is not None:
-                _assign(group, "initial_lr", start * (lr / largest))
+        for group, key, rate in rates:
+            if isinstance(group[key], Tensor):  # a captured CUDA graph may read it: the tensor has to stay the same
+                group[key].fill_(rate * (lr / largest))
+            else:
+                group[key] = rate * (lr / largest)
 
     return set_rate
-
-
-def _assign(group: dict[str, Any], key: str, rate: float) -> None:
-    # A rate held in a tensor is what a captured CUDA graph reads, so the tensor has to stay the same.
-    if isinstance(group[key], Tensor):
-        group[key].fill_(rate)
-    else:
-        group[key] = rate
