@@ -438,7 +438,7 @@ def test_modes_that_agree_share_one_network():
         nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3)), vp.Moments(0.0, 1.0), example=(1, 2)
     )
     network = model[0].networks[True][0]
-    owners = [owner for owner in dispatch._owners[network.executor.number] if owner.layers[0] is model[0]]
+    owners = [owner for owner in dispatch._networks[network.executor.number] if owner.layers[0] is model[0]]
     assert owners == [network] and model[0].networks[False][0] is network
 
 

@@ -99,6 +99,13 @@ def test_skips_and_layers_called_in_turns_are_counted():
     report = report_of(Turns())
     assert report.in_a_row == 0 and "layers called in turns" in str(report)
 
+    class Twice(Skips):
+        def forward(self, x):
+            first, second = self.a(x.relu()).relu(), self.a(x.tanh()).tanh()
+            return self.c(self.b(first).relu() + self.b(second).tanh())
+
+    assert report_of(Twice()).in_a_row == 3
+
 
 def test_an_optimizer_made_before_trains_nothing():
     plain, x = chain(3), torch.randn(8, 6)

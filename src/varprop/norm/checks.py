@@ -10,10 +10,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..graph.capture import leaves_of
-from ..graph.program import Program
+from ..graph.program import Program, tensor_at
 from ..moments import Moments, Tokens
 from .layers import Normalized, normalized_layers
-from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
+from .linear_layers import (
+    fan_in,
+    is_linear_layer,
+    largest_weights,
+    owners,
+    require_weight_of_its_own,
+    with_centred_rows,
+)
 from .modes import calls_of
 from .recurrent import check_gates
 from .scope import shared_fold
@@ -110,11 +117,13 @@ def check_finite(layers: dict[str, Any]) -> None:
 
 def refuse_reading_by_hand(program: Program, layers: dict[str, Any]) -> None:
     """Raise if something besides its layer reads a parameter, but for modules that hold it as well."""
-    calls, holders = calls_of(program, layers), _holders(program.model)
+    calls, held = calls_of(program, layers), owners(program.model)
     for node, name in program.state.items():
         path, _, parameter = name.rpartition(".")
-        readers = [user for user in node.users if user not in calls and user.module not in holders.get(name, ())]
-        if path in layers and readers and any(calls.get(user) == path for user in node.users):
+        if path not in layers or not any(calls.get(user) == path for user in node.users):
+            continue
+        holders = {module for module, _ in held.get(tensor_at(program.model, name), ())}
+        if any(user not in calls and program.module_of(user) not in holders for user in node.users):
             raise ValueError(
                 f"The model reads the {parameter} of '{path}' by hand as well, where the normalization does not reach: "
                 f"leave the layer out with `only`."
@@ -134,15 +143,6 @@ def refuse_part(model: nn.Module) -> None:
                     f"This is a part of a normalized model, whose layers {listed_paths(outside)} are normalized by "
                     f"means of its scales and shifts: fold the model, or a copy of the part (inplace=False)."
                 )
-
-
-def _holders(model: nn.Module) -> dict[str, set[str]]:
-    """By the name of a parameter, the paths of all modules that hold it."""
-    named = list(model.named_parameters(remove_duplicate=False))
-    paths: dict[int, set[str]] = {}
-    for name, parameter in named:
-        paths.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
-    return {name: paths[id(parameter)] for name, parameter in named}
 
 
 def linear_by_look(model: nn.Module, except_paths: Container[str]) -> list[str]:

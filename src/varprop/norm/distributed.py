@@ -21,7 +21,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from ..gaussian.normal import Pair
-from .fold.dispatch import all_plain, owners_known_as
+from .fold.dispatch import all_plain, networks_known_as
 from .fold.layout import sublayout
 from .layer_layout import evaluation_of
 from .network import Folded, Network, Vectors
@@ -42,7 +42,8 @@ def fold_around(network: Network, index: int, vectors: dict[nn.Module, Pair]) ->
     if torch.compiler.is_compiling():
         plain = all_plain([parameter for layer in network.layers for parameter in (layer.weight, layer.scale)])
         return _fold_for_ddp(network, index) if plain else _fold_outside_graphs(network, index, vectors)
-    sharded = {n for n, layer in enumerate(network.layers) if _has_sharded_parameter(layer)}
+    parameters = [(n, p) for n, layer in enumerate(network.layers) for p in layer._parameters.values()]
+    sharded = {n for n, parameter in parameters if parameter is not None and is_sharded(parameter)}
     if sharded and index not in sharded:
         return _fold_gathered(network, index, sharded, vectors)
     if sharded:
@@ -62,7 +63,7 @@ def _fold_for_ddp(network: Network, index: int) -> tuple[Network, Folded]:
 
 def _fold_of(subnetworks: list[Network], index: int) -> tuple[Network, Folded]:
     """The subnetwork with a layer, and its fold."""
-    subnetwork = next(piece for piece in subnetworks if index in piece.index_of)
+    subnetwork = next(each for each in subnetworks if index in each.index_of)
     return subnetwork, subnetwork.fold()
 
 
@@ -75,7 +76,7 @@ def _fold_by_calls(network: Network, index: int) -> tuple[Network, Folded]:
 
 def _cut_by_bytes(number: int) -> bool:
     """Cut the networks known by a number while a graph is made of one of them, without a trace in it."""
-    return all(subnetworks_by_bytes(network) for network in owners_known_as(number))
+    return all(subnetworks_by_bytes(network) for network in networks_known_as(number))
 
 
 # as torch.compiler.assume_constant_result, which imports the compiler at once
@@ -86,10 +87,6 @@ _cut_by_bytes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _fold_outside_graphs(network: Network, index: int, vectors: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
     """`fold_around` where torch.compile meets sharded parameters: it cannot tell whether they are gathered."""
     return fold_around(network, index, vectors)
-
-
-def _has_sharded_parameter(layer: nn.Module) -> bool:
-    return any([is_sharded(parameter) for parameter in layer._parameters.values() if parameter is not None])
 
 
 def _fold_gathered(
@@ -132,9 +129,9 @@ def subnetworks_by_bytes(network: Network) -> list[Network]:
 
 
 def cut_by_bytes(sizes: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Indices of layers in the order of their calls, cut into lists of about `LIMIT` bytes.
+    """Indices of layers, from index and bytes of each in the order of calls, cut into lists of about `LIMIT` bytes.
 
-    `sizes` are index and bytes of every layer. It is cut from the end, for there the backward pass begins.
+    It is cut from the end, for there the backward pass begins.
     """
     pieces: list[list[int]] = []
     room = 0

@@ -203,7 +203,7 @@ def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
     nodes = joint.nodes_by_name()
     entering: dict[int, Tensor] = {}
     evaluated: dict[int, str] = {}
-    called_once = joint.inputs_of([spec.calls[0].target for spec in specs if spec.times == 1])
+    called_once = joint.inputs_of([nodes[spec.calls[0].target] for spec in specs if spec.times == 1])
     facts = [moments for node, moments in data.items() if node in called_once]
     for index, spec in enumerate(specs):
         constants = len(numbering.constants)

@@ -95,7 +95,7 @@ class Normalized(nn.Module):
     def _unit_statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The rows divided by their sizes (and centred), the sizes, and mean and variance of outputs of those rows.
 
-        The statistics of a layer that is called several times are those of the mixture of its calls.
+        They are those of the mixture of all calls.
         """
         with full_precision(self.weight.device), trusted():
             weight = _at_least_float32(self.weight)
@@ -220,15 +220,12 @@ class Normalized(nn.Module):
     # --- checkpoints: one of another function is refused before anything of it is loaded ---
 
     def get_extra_state(self) -> Tensor:
-        """The numbers besides parameters that define the function of the layer's network, or of the layer by itself.
-
-        A layer that is in no network, or is called several times, has one for its form, and the moments of the inputs
-        that it reads; of the others of a network the first has all (`Network.facts`).
-        """
+        """The numbers besides parameters that define the function of the layer's network, or of the layer by itself."""
         if False in self.networks:
             network, index = self.networks[False]
             return network.facts(index)
-        return self.statistics[False].alone_facts(self.centred_rows)
+        statistics = self.statistics[False]
+        return statistics.alone_facts(self.centred_rows, statistics.targets)
 
     def call_count(self) -> int:
         """How often the model called the layer in evaluation when it was normalized."""
@@ -238,10 +235,7 @@ class Normalized(nn.Module):
         return len(self.uses[False])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Compare what a checkpoint was made for with what this model was made for.
-
-        Raises a ValueError if they differ: the parameters would mean another function here.
-        """
+        """Raise a ValueError if a checkpoint was made for another model: its parameters would mean another function."""
         if not isinstance(state, Tensor):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
         facts = self.get_extra_state().to(state.device)
@@ -254,11 +248,7 @@ class Normalized(nn.Module):
             del destination[f"{prefix}_extra_state"]
 
     def check_state(self, state_dict: Any, prefix: str) -> None:
-        """Compare what is to be loaded with what this model was made for.
-
-        Raises:
-            ValueError: As `set_extra_state`.
-        """
+        """Raise a ValueError if what is to be loaded was made for another model."""
         facts, scales = f"{prefix}_extra_state", [name for name in self._parameters if name.startswith("scale")]
         if facts in state_dict:
             self.set_extra_state(state_dict[facts])
@@ -399,13 +389,13 @@ def _restored(plain: Any, custom: bool = False) -> Any:
 def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bool = False) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
     plain_class: Any = type(layer)
+    bias = layer.bias
     cast(Any, layer).__class__ = _normalized_class(plain_class, hasattr(layer, OUTPUT_AXIS))
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.center, normalized.networks = plain_class, center, {}
     normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
-    normalized.__dict__["plain_bias"] = layer.bias  # kept for `become_plain_`, but no parameter of the normalized model
+    normalized.__dict__["plain_bias"] = bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
-    bias: Tensor | None = normalized.__dict__["plain_bias"]
     trains = layer.weight.requires_grad
     shift_trains = trains or (bias is not None and bias.requires_grad)  # it stands in the bias's place
     for name, value, needs in (("scale", 1.0, trains), ("shift", 0.0, shift_trains)):

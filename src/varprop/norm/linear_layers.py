@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -91,7 +91,7 @@ def computes_with_its_own(program: Program, call: Node, layer: nn.Module) -> boo
     if not parametrize.is_parametrized(layer, "weight"):
         return holds(program, weight, own.get("weight"))
     originals = cast(Any, layer).parametrizations["weight"].parameters(recurse=False)
-    read = {tensor_at(program.model, program.state[node]) for node in _before(weight) if node in program.state}
+    read = {tensor_at(program.model, program.state[node]) for node in nodes_before([weight]) if node in program.state}
     return read.issuperset(originals)
 
 
@@ -100,14 +100,16 @@ def holds(program: Program, operand: Any, tensor: Tensor | None) -> bool:
     return operand in program.state and tensor_at(program.model, program.state[operand]) is tensor
 
 
-def _before(node: Node) -> set[Node]:
-    """A node and all that it follows from."""
-    found, waiting = {node}, [node]
+def nodes_before(targets: list[Node], ends: Container[Node] = ()) -> set[Node]:
+    """Some nodes and all that they follow from, without what is before `ends`."""
+    needed, waiting = set(targets), list(targets)
     while waiting:
-        fresh = [operand for operand in waiting.pop().operands if operand not in found]
-        found.update(fresh)
-        waiting += fresh
-    return found
+        node = waiting.pop()
+        if node not in ends:
+            fresh = [operand for operand in node.operands if operand not in needed]
+            needed.update(fresh)
+            waiting += fresh
+    return needed
 
 
 def output_axis(layer: nn.Module) -> int:
@@ -190,9 +192,9 @@ def require_weight_of_its_own(path: str, layer: nn.Module) -> None:
 
 @torch.no_grad()
 def remove_parametrizations_(layer: Any) -> None:
-    """Give a layer all that its parametrizations compute, as plain parameters.
+    """Replace a layer's parametrizations by parameters with the values that they compute.
 
-    torch's own function takes the property away from the layer's class, which copies of the layer share.
+    torch's own function changes the layer's class, which copies of the layer share.
     """
     computed = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
     trainable = {name: any(p.requires_grad for p in maps.parameters()) for name, maps in layer.parametrizations.items()}

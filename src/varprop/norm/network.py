@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from .linear_layers import group_count, is_linear_layer, output_axis, require_we
 from .statistics import CapturedMode, Intact, Statistics, derivation_of, refuse_sharded
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
+Versions = list[tuple[Tensor, int]]  # tensors, each with its version
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
 
 
@@ -35,10 +36,8 @@ class Folded(NamedTuple):
     dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the pairs
     inference: bool  # computed in inference mode
     serves_one_backward: bool
-    originals: dict[
-        int, list[tuple[Tensor, int]]
-    ]  # by index: what a parametrized weight is computed from, with versions
-    between: list[tuple[Tensor, int]]  # parameters and buffers between layers that were read, with versions
+    originals: dict[int, Versions]  # by index: what a parametrized weight is computed from
+    between: Versions  # parameters and buffers between layers that were read
 
     def serves(self, layer: Any, index: int, compiling: bool) -> bool:
         """True if it is what would be computed now for a layer, as far as autograd can tell.
@@ -81,12 +80,15 @@ def _originals(layer: Any) -> list[Tensor]:
     return [*steps.parameters(), *steps.buffers()]
 
 
-def _same(versions: list[tuple[Tensor, int]], tensors: list[Tensor]) -> bool:
+def _with_versions(tensors: list[Tensor]) -> Versions:
+    return list(zip(tensors, versions_of(tensors), strict=True))
+
+
+def _same(recorded: Versions, tensors: list[Tensor]) -> bool:
     """True if tensors are those that were recorded, and were not written to since, as far as autograd can tell."""
-    if len(versions) != len(tensors):
-        return False
-    present = zip(tensors, versions_of(tensors), strict=True)
-    return all(a is b and before == now for (a, before), (b, now) in zip(versions, present, strict=True))
+    present = _with_versions(tensors)
+    same = (a is b and before == now for (a, before), (b, now) in zip(recorded, present, strict=False))
+    return len(recorded) == len(present) and all(same)
 
 
 class Network:
@@ -142,14 +144,9 @@ class Network:
     def fold(self, vectors: Vectors | None = None) -> Folded:
         """The folded weights and biases of all layers, as they follow from the present parameters.
 
-        They are computed by whatever can compute them where this is called: by a backend, in a compiled graph by an
-        operation of its own, and where a backend cannot by the reference.
-
-        Args:
-            vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
-
-        Raises:
-            ValueError: If a layer was replaced since the model was normalized.
+        A backend computes them, in a compiled graph an operation of its own, and where neither can the reference.
+        `vectors` are shifts and scales of layers that are sharded now, as they were when those ran. Raises a ValueError
+        if the model has changed since it was normalized.
         """
         self.intact.require()
         parameters, compiling = self.parameters(), torch.compiler.is_compiling()
@@ -172,12 +169,12 @@ class Network:
         once, dtypes = reads_more and folded[0].requires_grad, (first.dtype, dtype)
         if compiling:  # a graph cannot ask for versions
             return Folded(pairs, parameters, [], dtypes, False, once, {}, [])
-        originals: dict[int, list[tuple[Tensor, int]]] = {}
-        for index, layer in enumerate(self.layers):
-            if "weight" not in layer._parameters and (tensors := _originals(layer)):
-                originals[index] = list(zip(tensors, versions_of(tensors), strict=True))
-        read = [] if self.evaluation is None else self.evaluation.tensors_read()
-        between = list(zip(read, versions_of(read), strict=True)) if read else []
+        originals = {
+            index: _with_versions(tensors)
+            for index, layer in enumerate(self.layers)
+            if "weight" not in layer._parameters and (tensors := _originals(layer))
+        }
+        between = [] if self.evaluation is None else _with_versions(self.evaluation.tensors_read())
         versions = [-1 if p.is_inference() else p._version for p in parameters]  # no call, in every fold
         inference = torch.is_inference_mode_enabled()
         return Folded(pairs, parameters, versions, dtypes, inference, once, originals, between)
@@ -190,8 +187,7 @@ class Network:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self.intact.require()
         alone = self.subnetwork([index])
-        parameters = alone.parameters()
-        weight, bias = alone._by_reference(parameters, alone.external_moments())
+        weight, bias = alone._by_reference(alone.parameters(), alone.external_moments())
         return weight, bias
 
     def _by_reference(self, parameters: list[Tensor], external: Pair | None) -> list[Tensor]:
@@ -206,16 +202,14 @@ class Network:
 
         `called` is the module whose call asks for the layer; None if it is called by itself.
         """
-        nodes = self.joint.nodes_by_name()
-        reads = Statistics(self.joint.graph, [nodes[call.target] for call in self.specs[index].calls]).modules_read()
+        reads = Statistics(self.joint.graph, self.targets([self.specs[index]])).modules_read()
         self.intact.require_in_use(reads, (called, self.layers[index]))
 
     @torch.no_grad()
     def output_statistics(self, index: int) -> Pair:
         """Mean and standard deviation of a layer's output channels before the normalization, without bias."""
         alone = self.subnetwork([index])
-        weight, shift, scale = alone.parameters()
-        return reference.output_statistics(alone.layout, [weight], [shift], [scale], alone.external_moments())[0]
+        return reference.output_statistics(alone.layout, alone.external_moments(), alone.parameters())[0]
 
     @torch.no_grad()
     def entering_means(self) -> list[Tensor]:
@@ -242,6 +236,11 @@ class Network:
             self.subnetworks[key] = subnetwork
         return self.subnetworks[key]
 
+    def targets(self, specs: Iterable[LayerSpec]) -> list[Node]:
+        """The nodes that some layers read, call after call."""
+        nodes = self.joint.nodes_by_name()
+        return [nodes[call.target] for spec in specs for call in spec.calls]
+
     def fixed_sizes(self) -> list[int]:
         """How many channels each value between layers has that is not random."""
         return [math.prod(value.channels) for value in self.fixed]
@@ -249,22 +248,20 @@ class Network:
     def facts(self, index: int) -> Tensor:
         """The numbers besides parameters that define the function of a layer, for checkpoints.
 
-        The first of the layers that are called once has those of all of them, the others none: sizes of inputs, moments
-        of the data, and the form, which is left out where it is the paper's.
-        A layer that is called several times has one for its form, and the moments of the inputs that it reads; nothing
-        where there are neither.
+        The first layer that is called once has those of all such layers, the others none: sizes of inputs, moments of
+        the data, and the form unless it is the paper's. A layer that is called several times has its `alone_facts`.
         """
         spec = self.specs[index]
         if spec.times > 1:
-            return self.joint.alone_facts(spec.centred, of=[call.target for call in spec.calls])
+            return self.joint.alone_facts(spec.centred, self.targets([spec]))
         if index:
             return torch.empty(0)
         specs = [spec for spec in self.specs if spec.times == 1]
         sizes = [size for spec in specs for size in spec.calls[0].info.shape[1:]]
-        centred, read = [spec.centred for spec in specs], [spec.calls[0].target for spec in specs]
+        centred, read = [spec.centred for spec in specs], self.targets(specs)
         form = torch.tensor(centred if any(centred) or self.joint.averages_like_positions(read) else []).double()
         counted_sizes = torch.tensor([len(sizes), *sizes]).double()
-        tokens = self.joint.facts(Tokens, of=read)
+        tokens = self.joint.facts(read, Tokens)
         return torch.cat([counted_sizes, *self.data, form, tokens])
 
     def external_moments(self, vectors: Vectors | None = None) -> Pair | None:

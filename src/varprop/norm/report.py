@@ -1,7 +1,4 @@
-"""What the user is told of a normalized model: what was done to it, how it is folded, what folding will add.
-
-`fold_report` is asked for; the warnings are given by `normalize`, not after a model was trained.
-"""
+"""The report on a normalized model: what was done to it and how it is folded; and the warnings of `normalize`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -127,14 +124,10 @@ class FoldReport:
         return ", ".join(counts)
 
     def __str__(self) -> str:
-        norms = (
-            f"; {_counted(self.batch_norms, 'batch norm')} replaced, which vp.fold puts back"
-            if self.batch_norms
-            else ""
-        )
+        norms = f"; {_counted(self.batch_norms, 'batch norm')} replaced, which vp.fold puts back"
         slow = [f"'{layer.path}' ({layer.why})" for layer in self.layers if layer.how != "together"]
         lines = [
-            f"normalized: {_counted(len(self.layers), 'layer')}{norms}",
+            f"normalized: {_counted(len(self.layers), 'layer')}{norms * bool(self.batch_norms)}",
             f"form:       {self.form}, {self._why_this_form()}"
             + "; a global average counts as one position" * self.like_positions,
         ]
@@ -196,10 +189,10 @@ def fold_report(model: nn.Module) -> FoldReport:
     layers = normalized_layers(model)
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to report.")
-    rows = (replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
+    rows = (FoldedLayer(path, *_way_of(layer), layer.centred_rows) for path, layer in layers.items())
     replaced = len(find_notes(model, layers))  # type: ignore[arg-type]
     graphs = {_graph_before(layer)[0] for layer in layers.values()}
-    like_positions = any(graph.averages_like_positions() for graph in graphs)
+    like_positions = any(graph.averages_like_positions(graph.targets) for graph in graphs)
     return FoldReport(tuple(rows), replaced, _in_a_row(layers), _staying(model), like_positions)
 
 
@@ -208,16 +201,16 @@ def _network_of(layer: Normalized) -> tuple[Network | None, int]:
     return layer.networks.get(layer.training, (None, 0))
 
 
-def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
+def _way_of(layer: Normalized) -> tuple[str, str]:
+    """How a layer is folded, and why if not together with others."""
     network, index = _network_of(layer)
     if network is not None:
-        if index not in network.evaluated:
-            return FoldedLayer(path, "together")
-        return FoldedLayer(path, "by operation", f"after {network.evaluated[index]}")
+        blocker = network.evaluated.get(index)
+        return ("together", "") if blocker is None else ("by operation", f"after {blocker}")
     if isinstance(layer, NormalizedRecurrent):
-        return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
+        return "alone", "recurrent layers have statistics of their own"
     calls = len(layer.uses[layer.training])
-    return FoldedLayer(path, "alone", f"called {calls} times" if calls != 1 else "statistics of another form")
+    return "alone", f"called {calls} times" if calls != 1 else "statistics of another form"
 
 
 def _graph_before(layer: Normalized) -> tuple[Statistics, list[Node]]:
@@ -226,7 +219,7 @@ def _graph_before(layer: Normalized) -> tuple[Statistics, list[Node]]:
     if network is None:
         statistics = layer.statistics[layer.training]
         return statistics, statistics.targets
-    return network.joint, [network.joint.targets[network.joint.numbers[index]]]
+    return network.joint, network.targets([network.specs[index]])
 
 
 def _in_a_row(layers: dict[str, Normalized]) -> int:
@@ -275,7 +268,7 @@ def _warn(text: str) -> None:
 
 
 def warn_of_constants(paths: Collection[str]) -> None:
-    """Say which layers read nothing random."""
+    """Warn of layers that stay because their inputs are the same for all data."""
     if paths:
         _warn(
             f"What these layers read is the same for all data, so they stay as they are: "
@@ -285,7 +278,7 @@ def warn_of_constants(paths: Collection[str]) -> None:
 
 
 def warn_of_computed(paths: Collection[str]) -> None:
-    """Say which layers compute with what is no parameter of theirs."""
+    """Warn of layers that stay because they are called with weights or biases that are not their parameters."""
     if paths:
         _warn(
             f"These layers compute with weights or biases that are no parameters of theirs (buffers, or what a "
@@ -295,7 +288,7 @@ def warn_of_computed(paths: Collection[str]) -> None:
 
 
 def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
-    """Say so if nothing trains any more in a model of which something did."""
+    """Warn if nothing trains in the normalized model though something did in the plain one."""
     trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
     if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
         _warn(
@@ -306,10 +299,7 @@ def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
 
 
 def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
-    """Say which batch norms and modules with a weight matrix no graph of a model reads; their paths are returned.
-
-    Another call may reach them, with a flag or an input that the example lacks.
-    """
+    """Warn of batch norms and modules with a weight matrix that the example does not reach, and return their paths."""
     read: set[Any] = set()
     for program in programs:
         read.update(tensor_at(program.model, name) for node, name in program.state.items() if node.users)
@@ -332,7 +322,7 @@ def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
 
 
 def warn_of_plain(model: nn.Module, except_paths: Container[str]) -> None:
-    """Say which modules stay as they are that one could expect to change, except those at some paths."""
+    """Warn of modules that stay as they are though one could expect them to change, except those at some paths."""
     modules = model.named_modules()
     named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
     norms = [path for path, m in named if is_batch_norm(m)]
@@ -348,7 +338,7 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str]) -> None:
 
 
 def warn_of_fold(model: nn.Module) -> None:
-    """Say once which layers `fold` gives a bias, and which it unties, and what the plain class makes of their state."""
+    """Warn of layers to which `fold` will give a bias, or whose weights it will untie from others."""
     layers, held = normalized_layers(model), owners(model)
     notes = find_notes(model, layers)  # type: ignore[arg-type]
     gained = [path for path, layer in layers.items() if path not in notes and not layer.had_bias]
@@ -376,7 +366,7 @@ BATCH = 32  # which a step is taken to have at least, whatever the example
 
 
 def warn_of_time(model: nn.Module, program: Program) -> None:
-    """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
+    """Warn if a step of the normalized model is expected to take much longer than one of the plain model."""
     evaluations, integrated, (steps, repeated) = _evaluations(model), _integrated(model), _repeated(model)
     nodes = [(e.plan, node) for e in evaluations for node in e.graph.program.nodes if e.plan.random(node)]
     operations = sum(plan.rules[node].work if node in plan.rules else 1 for plan, node in nodes)

@@ -24,7 +24,7 @@ from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
 from ..moments import Moments, Tokens, full_precision, trusted
 from .batchnorm import absorbing_layers
-from .linear_layers import is_linear_layer
+from .linear_layers import is_linear_layer, nodes_before
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,11 @@ class CapturedMode:
 
 
 class Statistics:
-    """The operations between earlier layers and one layer, and how to run them on moments.
+    """The operations between earlier layers and some nodes, the targets, and how to run them on moments.
 
-    Earlier layers and other parameters are looked up in the captured model at every use. Targets are the nodes whose
-    moments are computed: the inputs of the layer, one for each of its calls. Targets with equal labels that follow by
-    the same operations from the same layers are computed once; by default each is computed for itself. `intact` is, for
-    a layer by itself, the model as it was when it was normalized.
+    Targets are what a layer reads in each of its calls. Those with equal labels that follow by the same operations from
+    the same layers are computed once; without labels each is computed for itself. Layers and parameters are looked up
+    in the captured model at every use. `intact`, for a layer by itself, is the model as it was when it was normalized.
     """
 
     def __init__(
@@ -73,10 +72,10 @@ class Statistics:
         self.plan = make_plan(self.graph.program, [*self.graph.calls, *self.graph.random_inputs])
         require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
 
-    def layers_before(self, targets: Iterable[Node]) -> set[str]:
+    def layers_before(self, targets: list[Node]) -> set[str]:
         """The paths of the layers that targets follow from directly."""
         calls = self.graph.calls
-        return {calls[node] for node in _needed(list(targets), set(calls)) if node in calls}
+        return {calls[node] for node in nodes_before(targets, calls) if node in calls}
 
     def __call__(self, vectors: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters.
@@ -115,37 +114,29 @@ class Statistics:
         of_layers = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
         return [*of_layers, *(tensor_at(model, name) for name in self.graph.program.state.values())]
 
-    def inputs_of(self, names: Iterable[str]) -> dict[Node, Any]:
-        """The model's inputs, with their moments, that nodes of some names follow from."""
-        nodes = self.nodes_by_name()
-        needed = _needed([nodes[name] for name in names], set(self.graph.calls))
+    def inputs_of(self, targets: list[Node]) -> dict[Node, Any]:
+        """The model's inputs, with their moments, that some nodes follow from."""
+        needed = nodes_before(targets, self.graph.calls)
         return {node: value for node, value in self.graph.inputs.items() if node in needed}
 
-    def facts(self, *kinds: type, of: Iterable[str] | None = None) -> Tensor:
-        """The moments or probabilities of the model's inputs of some kinds (Moments, Tokens) that targets follow from.
-
-        `of` names the nodes that count; all targets by default, here as below.
-        """
-        read = self.graph.inputs if of is None else self.inputs_of(of)
-        inputs: list[Any] = [value for value in read.values() if isinstance(value, kinds)]
+    def facts(self, targets: list[Node], *kinds: type) -> Tensor:
+        """The moments or probabilities of the model's inputs of some kinds (Moments, Tokens) that nodes follow from."""
+        inputs: list[Any] = [value for value in self.inputs_of(targets).values() if isinstance(value, kinds)]
         tensors = [(x.mean, x.var) if isinstance(x, Moments) else (x.probabilities,) for x in inputs]
         flat = [tensor.detach().cpu().double().flatten() for pair in tensors for tensor in pair]
         return torch.cat([torch.zeros(0).double(), *flat])
 
-    def averages_like_positions(self, of: Iterable[str] | None = None) -> bool:
-        """True if a global average that counts as one of its positions is between layers and what is computed."""
-        nodes = self.nodes_by_name()
-        targets = self.targets if of is None else [nodes[name] for name in of]
-        return any(node.target is ops.position_average for node in _needed(targets, set(self.graph.calls)))
+    def averages_like_positions(self, targets: list[Node]) -> bool:
+        """True if a global average that counts as one of its positions is between layers and some nodes."""
+        return any(node.target is ops.position_average for node in nodes_before(targets, self.graph.calls))
 
-    def alone_facts(self, centred: bool, of: Iterable[str] | None = None) -> Tensor:
+    def alone_facts(self, centred: bool, targets: list[Node]) -> Tensor:
         """The numbers besides parameters that define the function of one layer: its form, and moments of inputs.
 
         There are none where the form is the paper's and no input is read.
         """
-        names = None if of is None else list(of)
-        form = 1.0 if centred else 0.5 * self.averages_like_positions(names)
-        inputs = self.facts(Moments, Tokens, of=names)
+        form = 1.0 if centred else 0.5 * self.averages_like_positions(targets)
+        inputs = self.facts(targets, Moments, Tokens)
         return torch.cat([torch.tensor([form]).double(), inputs]) if form or len(inputs) else torch.empty(0)
 
     def modules_read(self) -> set[str]:
@@ -189,7 +180,7 @@ def derivation_of(target: Node, graph: CapturedMode) -> str:
     Each call of a layer has the same mean and variance. Which of its calls two values share still counts, for it
     decides whether they are independent: so calls are numbered like all other nodes.
     """
-    program, needed = graph.program, _needed([target], set(graph.calls))
+    program, needed = graph.program, nodes_before([target], graph.calls)
     numbers: dict[Node, str] = {}
     lines: list[Any] = []
     for node in program.nodes:
@@ -205,7 +196,7 @@ def derivation_of(target: Node, graph: CapturedMode) -> str:
 
 def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode, list[Node]]:
     """The subgraph between calls of layers and some nodes, and these nodes, all as copies."""
-    program, between = graph.program, _needed(targets, set(graph.calls))
+    program, between = graph.program, nodes_before(targets, graph.calls)
     leaves = (*graph.calls, *graph.inputs, *program.state, *program.constants)
     copied = {node: Node(node.name, info=node.info) for node in leaves if node in between}
     computed = [node for node in program.nodes if node in between and node not in copied]
@@ -218,18 +209,6 @@ def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode,
     )
     cut = Program(program.model, [copied[node] for node in computed], [], state, constants, [], None)
     return CapturedMode(cut, calls, inputs), [copied[node] for node in targets]
-
-
-def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
-    """All nodes before the targets, not looking beyond the calls of normalized layers."""
-    needed, waiting = set(targets), list(targets)
-    while waiting:
-        node = waiting.pop()
-        if node not in calls:
-            fresh = [operand for operand in node.operands if operand not in needed]
-            needed.update(fresh)
-            waiting.extend(fresh)
-    return needed
 
 
 def _module(root: nn.Module, path: str) -> Any:
@@ -402,8 +381,8 @@ def refuse_sharded(parameters: Sequence[Tensor]) -> None:
 def _settings(module: nn.Module) -> dict[str, Any]:
     """The constants of a module, as torch lists them, but for `inplace`.
 
-    Of batch norms there is nothing: those that stay normalize by data, and the others are gone. Nor is there of linear
-    layers, whose borders may be made to count otherwise than they are computed.
+    Batch norms are left out: those that stay normalize by data, the others are gone. So are linear layers, whose
+    borders may be made to count otherwise than they are computed.
     """
     left_out = isinstance(module, _NormBase) or is_linear_layer(module)
     listed = () if left_out else getattr(module, "__constants__", ())

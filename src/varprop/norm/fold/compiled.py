@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...gaussian.normal import Pair
 from .cuda_replay import handed_out
-from .dispatch import executor_known_as, layouts_of, saved_sizes, split_gradients, split_parts, statistics_dtype
+from .dispatch import executor_known_as, layouts_with, saved_sizes, split_gradients, split_parts, statistics_dtype
 
 # not `custom_op`, which at each call compares every result with every input
 _library = torch.library.Library("varprop", "FRAGMENT")
@@ -30,10 +30,7 @@ def compiled_fold(number: int, dtype: torch.dtype, external: Pair | None, parame
 
 
 def _allow_instance_of_function() -> None:
-    """Let Dynamo do, at each graph that it makes of an autograd function, what torch itself has deprecated.
-
-    Where warnings are errors (``python -W error``), nothing with an autograd function could be compiled.
-    """
+    """Ignore a warning that Dynamo causes for every autograd function; it would stop ``python -W error``."""
     message = r"<class 'torch\.autograd\.function\.Function'> should not be instantiated"
     warnings.filterwarnings("ignore", message, DeprecationWarning)
 
@@ -62,7 +59,8 @@ class _CompiledFold(torch.autograd.Function):
     def forward(ctx: Any, number: int, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
         external = [] if mean is None else [mean, var]
         weights = parameters[: len(parameters) // 3]
-        ctx.number, ctx.layouts, ctx.anchored = number, layouts_of(parameters), _to_anchor(weights)
+        ctx.number, ctx.anchored = number, _to_anchor(weights)
+        ctx.layouts = layouts_with(weights, [vector.numel() for vector in parameters[len(weights) :]])
         anchors = _anchors(weights, ctx.anchored)
         weight, bias, *saved = torch.ops.varprop.fold(list(parameters), anchors, external, number, dtype)
         ctx.save_for_backward(*weights, *saved)
@@ -135,13 +133,7 @@ def _fold_backward_fake(
     return [like.new_empty(layout.weight_count), by_source, *external]
 
 
-_define(
-    "fold(Tensor[] parameters, Tensor[] anchors, Tensor[] external, int number, ScalarType dtype) -> Tensor[]",
-    _fold,
-    _fold_fake,
-)
-_define(
-    "fold_backward(Tensor[] grads, Tensor[] saved, Tensor[] weights, Tensor[] anchors, int number) -> Tensor[]",
-    _fold_backward,
-    _fold_backward_fake,
-)
+FOLD = "fold(Tensor[] parameters, Tensor[] anchors, Tensor[] external, int number, ScalarType dtype) -> Tensor[]"
+BACKWARD = "fold_backward(Tensor[] grads, Tensor[] saved, Tensor[] weights, Tensor[] anchors, int number) -> Tensor[]"
+_define(FOLD, _fold, _fold_fake)
+_define(BACKWARD, _fold_backward, _fold_backward_fake)

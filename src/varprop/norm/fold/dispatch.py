@@ -44,23 +44,17 @@ from .reference import STALE
 # by weights (flat), by shifts and scales (two rows), by external means and by external variances
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
-
 FREED = (
     "The memory of a parameter of a normalized layer was freed (offloaded, or sharded and not gathered): "
     "bring it back before the model runs."
 )
-
-
 RECORDED_ON = ("cuda",)  # types of devices on which a fold is recorded and replayed
 
 
 class MomentPass(Protocol):
     """Computes mean and variance of all channels that enter the layers, from shifts and scales."""
 
-    @property
-    def replayable(self) -> bool:
-        """True if it can be recorded as a CUDA graph; False if it may copy from the host, which a graph cannot."""
-        ...
+    replayable: bool  # true if a CUDA graph can hold it; false if it may copy from the host, which a graph cannot
 
     def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
         """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs.
@@ -68,7 +62,6 @@ class MomentPass(Protocol):
         `shift_scale` are the shifts and scales of all layers, as two rows, and `external` mean and variance of the
         channels that are passed in. Without a `backward` to follow derivatives may be left out.
         """
-        ...
 
     def backward(
         self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
@@ -78,16 +71,12 @@ class MomentPass(Protocol):
         `by_entering` are those by the results of `forward`, as two rows, and `saved` is what it saved, flat or not.
         `direct` are derivatives by shifts and scales that do not come through the entering channels; they are added.
         """
-        ...
 
 
 class RowPass(Protocol):
     """Computes folded weights and biases from the moments of the entering channels."""
 
-    @property
-    def replayable(self) -> bool:
-        """True if it can be recorded as a CUDA graph."""
-        ...
+    replayable: bool  # true if a CUDA graph can hold it, and gains by that
 
     def forward(
         self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
@@ -97,7 +86,6 @@ class RowPass(Protocol):
         Flat weights are in the order of the weights in memory. `shift_scale` and `entering`, shifts and scales of all
         layers and the moments of the entering channels with epsilon, are two rows each.
         """
-        ...
 
     def backward(
         self,
@@ -112,7 +100,6 @@ class RowPass(Protocol):
 
         `saved` is what `forward` saved, flat or not; the gradients are those by its results.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,14 +231,11 @@ class Executor:
         self, recording: Recording | None, grads: Sequence[Tensor], weights: Any, compiled: bool = False
     ) -> Replay | None:
         """The backward, replayed from derivatives by the folded parameters; None if it cannot be."""
-        if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
+        present = None if recording is None else self._recording_key(recording.key[0], weights, compiled)
+        # the backward reads no parameters but the weights, which have to be at the addresses that were recorded
+        if recording is None or present is None or present != recording.key[: len(present)]:
             return None
         return recording.derivatives(grads, functools.partial(self._backward_to_record, weights))
-
-    def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
-        """True if the weights, the only parameters that the backward reads, are at the same addresses."""
-        present = self._recording_key(key[0], weights, compiled)
-        return present is not None and present == key[: len(present)]
 
     def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
         """Dtypes, stream, strides and addresses of a recording; None where nothing can be recorded."""
@@ -366,14 +350,8 @@ class ParameterLayouts(NamedTuple):
     dtype: torch.dtype
 
 
-def layouts_of(parameters: Any) -> ParameterLayouts:
-    """The layouts of parameters: all weights, then all shifts, then all scales."""
-    count = len(parameters) // 3
-    return layouts_with(parameters[:count], [vector.numel() for vector in parameters[count:]])
-
-
 def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
-    """The layouts of weights, and of shifts and scales of these sizes."""
+    """The layouts of weights, and of the shifts and then the scales of these sizes."""
     layouts = [memory_layout(weight) for weight in weights]
     return ParameterLayouts(layouts, [weight.numel() for weight in weights] + sizes, weights[0].dtype)
 
@@ -417,10 +395,7 @@ def in_memory_order(value: Tensor, weight: Tensor) -> Tensor:
 
 
 def _in_own_memory(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, those copied that share memory with an earlier one or begin inside of theirs.
-
-    Inductor refuses a result of an operation that is not aligned, even if it is empty.
-    """
+    """The tensors, copied where they share memory with an earlier one, or are not aligned, which Inductor refuses."""
     addresses: set[int] = set()
     result = []
     for tensor in tensors:
@@ -430,32 +405,25 @@ def _in_own_memory(tensors: list[Tensor]) -> list[Tensor]:
     return result
 
 
-class Owner(Protocol):
-    """A network. Each has an executor of its own, since tables of the kernels hold the addresses of its weights."""
-
-    executor: Executor
-
-    def first_weight(self) -> Tensor:
-        """The weight that comes first among its parameters."""
-        ...
+_networks: dict[int, weakref.WeakSet[Any]] = {}  # by the number of the layout
 
 
-_owners: dict[int, weakref.WeakSet[Any]] = {}  # by the number of the layout
+def register(network: Any) -> None:
+    """Let compiled graphs find a network by the number of its layout; those of equal layouts share the graphs.
+
+    Each has an executor of its own, since tables of the kernels hold the addresses of its weights.
+    """
+    _networks.setdefault(network.executor.number, weakref.WeakSet()).add(network)
 
 
-def register(owner: Owner) -> None:
-    """Let compiled graphs find a network by the number of its layout; networks of equal layouts share the graphs."""
-    _owners.setdefault(owner.executor.number, weakref.WeakSet()).add(owner)
-
-
-def owners_known_as(number: int) -> list[Any]:
+def networks_known_as(number: int) -> list[Any]:
     """The registered networks whose layout has a number."""
-    return list(_owners[number])
+    return list(_networks[number])
 
 
 def executor_known_as(number: int, weight: Tensor | None = None) -> Executor:
     """An executor of the layout with a number: that of the network whose first weight this is, if there is one."""
-    networks = owners_known_as(number)
+    networks = networks_known_as(number)
     address = None if weight is None else weight.data_ptr()
     same = (network for network in networks if address and network.first_weight().data_ptr() == address)
     executor: Executor = next(same, networks[0]).executor

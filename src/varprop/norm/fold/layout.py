@@ -132,41 +132,11 @@ class Layout:
         return sum(rows.weights for rows in self.rows)
 
 
-def restricted(layout: Layout, layers: Sequence[int]) -> Layout:
-    """The layout of some of the layers, by their numbers: steps that lead to other layers alone are left out.
-
-    Sources, constants and external channels stay, with their numbers.
-    """
-    channels, needed = layout.channels, torch.zeros(layout.channels.total, dtype=torch.bool)
-    chosen = [layout.rows[layer] for layer in layers]
-    spans = [slice(rows.first_channel, rows.first_channel + rows.entering) for rows in chosen]
-    entering = torch.cat([channels.entering[span] for span in spans])
-    needed[entering] = True
-    for step in reversed(channels.steps):
-        used = needed[step.start : step.start + step.count]
-        for inputs in step.inputs:
-            needed[inputs[used]] = True
-    needed[: channels.first_computed] = True
-    number = torch.cumsum(needed, 0) - 1
-    steps = []
-    for step in channels.steps:
-        used = needed[step.start : step.start + step.count]
-        if bool(used.any()):
-            arguments = tuple(number[argument[used]] for argument in step.inputs)
-            start = int(number[step.start : step.start + step.count][used][0])
-            steps.append(Step(step.function, arguments, start, len(arguments[0])))
-    return Layout(replace(channels, steps=tuple(steps), entering=number[entering]), consecutive(chosen, True))
-
-
-def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Rows, ...]:
-    """Rows of some layers, renumbered so that channels and weights of each follow those of the one before.
-
-    Sources are renumbered like them unless `sources_stay`.
-    """
+def consecutive(chosen: Iterable[Rows]) -> tuple[Rows, ...]:
+    """Rows of some layers, renumbered so that sources, channels and weights of each follow those of the one before."""
     renumbered, row, channel, weight = [], 0, 0, 0
     for rows in chosen:
-        first_row = rows.first_row if sources_stay else row
-        renumbered.append(replace(rows, first_row=first_row, first_channel=channel, first_weight=weight))
+        renumbered.append(replace(rows, first_row=row, first_channel=channel, first_weight=weight))
         row, channel, weight = row + rows.outputs, channel + rows.entering, weight + rows.weights
     return tuple(renumbered)
 
@@ -185,38 +155,38 @@ def sublayout(layout: Layout, indices: Sequence[int], fixed: Sequence[int]) -> S
 
     `fixed` says how many channels each value between layers has that is not random; they are the last external ones.
     """
-    selected = restricted(layout, indices)
-    channels = selected.channels
+    channels, chosen = layout.channels, [layout.rows[index] for index in indices]
+    entering = torch.cat([channels.entering[r.first_channel : r.first_channel + r.entering] for r in chosen])
     is_read = torch.zeros(channels.total, dtype=torch.bool)
-    is_read[channels.entering] = True
-    for step in channels.steps:
-        for numbers in step.inputs:
-            is_read[numbers] = True
-    read = [
-        n for n, rows in enumerate(layout.rows) if n not in set(indices) and bool(is_read[_output_channels(rows)].any())
-    ]
-    sources, outside = (_joined([_output_channels(layout.rows[n]) for n in group]) for group in (indices, read))
+    is_read[entering] = True
+    for step in reversed(channels.steps):
+        used = is_read[step.start : step.start + step.count]
+        for inputs in step.inputs:
+            is_read[inputs[used]] = True
+    outputs = [torch.arange(rows.first_row, rows.first_row + rows.outputs) for rows in layout.rows]
+    read = [n for n, sources in enumerate(outputs) if n not in set(indices) and bool(is_read[sources].any())]
+    sources, outside = (_joined([outputs[n] for n in group]) for group in (indices, read))
     constants, external, computed = torch.arange(channels.sources, channels.total).split(
-        [len(channels.constant_mean), channels.external, sum(step.count for step in channels.steps)]
+        [len(channels.constant_mean), channels.external, channels.computed]
     )
     evaluated, *parameters = external.split([len(external) - sum(fixed), *fixed])
-    used = {n: numbers for n, numbers in enumerate(parameters) if bool(is_read[numbers].any())}
-    external = _joined([outside, evaluated[is_read[evaluated]], *used.values()])
-    order = _joined([sources, constants, external, computed])
+    read_fixed = {n: numbers for n, numbers in enumerate(parameters) if bool(is_read[numbers].any())}
+    external = _joined([outside, evaluated[is_read[evaluated]], *read_fixed.values()])
+    order = _joined([sources, constants, external, computed[is_read[computed]]])
     renumbered = torch.full((channels.total,), -1)  # channels that are left out have no number
     renumbered[order] = torch.arange(len(order))
-    steps = tuple(
-        replace(step, inputs=tuple(renumbered[n] for n in step.inputs), start=int(renumbered[step.start]))
-        for step in channels.steps
+    steps = []
+    for step in channels.steps:
+        outputs_of_step = torch.arange(step.start, step.start + step.count)
+        used = is_read[outputs_of_step]
+        if bool(used.any()):
+            arguments = tuple(renumbered[inputs[used]] for inputs in step.inputs)
+            start = int(renumbered[outputs_of_step[used][0]])
+            steps.append(Step(step.function, arguments, start, len(arguments[0])))
+    part = replace(
+        channels, sources=len(sources), external=len(external), steps=tuple(steps), entering=renumbered[entering]
     )
-    entering = renumbered[channels.entering]
-    channels = replace(channels, sources=len(sources), external=len(external), steps=steps, entering=entering)
-    return Sublayout(Layout(channels, consecutive(selected.rows)), read, list(used))
-
-
-def _output_channels(rows: Rows) -> Tensor:
-    """The channels of a layer's outputs, which are sources."""
-    return torch.arange(rows.first_row, rows.first_row + rows.outputs)
+    return Sublayout(Layout(part, consecutive(chosen)), read, list(read_fixed))
 
 
 def _joined(channels: list[Tensor]) -> Tensor:

@@ -39,51 +39,27 @@ class UnitRows(NamedTuple):
     var: Tensor
 
 
-def fold(
-    layout: Layout, weights: Sequence[Tensor], shifts: Sequence[Tensor], scales: Sequence[Tensor], external: Pair | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Folded weights and biases of all layers: W' = W scale / sigma, b' = shift - mu scale / sigma.
+def fold_parts(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Folded weights of all layers, then their biases: W' = W scale / sigma, b' = shift - mu scale / sigma.
 
-    W is the weight, or the weight with centred rows.
-
-    Args:
-        layout: The network.
-        weights: The weights of its layers.
-        shifts: The shifts of all layers.
-        scales: The scales of all layers.
-        external: Mean and variance of the external channels, if there are any.
+    W is the weight, or the weight with centred rows. `external` are mean and variance of the external channels, if
+    there are any, and `parameters` the weights of all layers, then their shifts, then their scales.
     """
     folded, biases = [], []
-    shift, scale = (_joined(vectors) for vectors in (shifts, scales))
-    for rows, unit, weight in zip(
-        layout.rows, unit_rows(layout, weights, shift, scale, external), weights, strict=True
-    ):
+    weights, shift, scale = _joined_parameters(parameters)
+    units = unit_rows(layout, weights, shift, scale, external)
+    for rows, unit, weight in zip(layout.rows, units, weights, strict=True):
         layer_shift, layer_scale = (_of_rows(vector, rows, unit.var) for vector in (shift, scale))
         rate = rate_of(layer_scale, unit.var)
         matrix = unit.matrix * rate[..., None, None]
         folded.append((matrix.transpose(1, 2) if rows.transposed else matrix).reshape(weight.shape).to(weight.dtype))
         biases.append((layer_shift - unit.mean * rate).flatten().to(weight.dtype))
-    return folded, biases
-
-
-def fold_parts(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Folded weights of all layers, then their biases, as `fold` gives them.
-
-    A layout may be restricted to some layers: parameters are their weights, then the shifts and then the scales of all
-    layers of the network. `external` are mean and variance of the external channels, if there are any.
-    """
-    weights = len(layout.rows)
-    shifts_end = (weights + len(parameters)) // 2
-    vectors = parameters[weights:shifts_end], parameters[shifts_end:]
-    folded, biases = fold(layout, parameters[:weights], *vectors, external)
     return [*folded, *biases]
 
 
-def output_statistics(
-    layout: Layout, weights: Sequence[Tensor], shifts: Sequence[Tensor], scales: Sequence[Tensor], external: Pair | None
-) -> list[Pair]:
+def output_statistics(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Pair]:
     """Mean and standard deviation of every layer's output channels before the normalization, without bias."""
-    units = unit_rows(layout, weights, _joined(shifts), _joined(scales), external)
+    units = unit_rows(layout, *_joined_parameters(parameters), external)
     return [((unit.mean * unit.size).flatten(), (safe_sqrt(unit.var) * unit.size).flatten()) for unit in units]
 
 
@@ -173,9 +149,12 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
     return tensor
 
 
-def _joined(vectors: Sequence[Tensor]) -> Tensor:
-    """All vectors in one, on the device of the first."""
-    return torch.cat([vector.to(vectors[0].device) for vector in vectors])
+def _joined_parameters(parameters: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+    """The weights, all shifts in one vector and all scales in one, each on the device of the first."""
+    count = len(parameters) // 3
+    shifts, scales = parameters[count : 2 * count], parameters[2 * count :]
+    shift, scale = (torch.cat([vector.to(each[0].device) for vector in each]) for each in (shifts, scales))
+    return parameters[:count], shift, scale
 
 
 def _of_rows(vector: Tensor, rows: Rows, like: Tensor) -> Tensor:

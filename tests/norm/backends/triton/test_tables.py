@@ -139,8 +139,8 @@ def test_backend_agrees_with_torch_and_the_reference(moments_by_kernels, functio
     ours, sizes = with_kernels(layout, single[:2], moments_by_kernels)
     found = ours.forward(single, None, torch.float32, True)
     assert [(x.numel(), x.dtype) for x in found[2]] == sizes
-    folded, biases = reference.fold(layout, exact[:2], exact[2:4], exact[4:], None)
-    definition = torch.cat([weight.flatten() for weight in folded]), torch.cat(biases)
+    *folded, first_bias, second_bias = reference.fold_parts(layout, None, exact)
+    definition = torch.cat([weight.flatten() for weight in folded]), torch.cat([first_bias, second_bias])
     for n in (0, 1):
         assert error(expected[n], definition[n]) < 1e-12 and error(found[n], definition[n]) < 1e-6
     grads = torch.randn(layout.weight_count), torch.randn(layout.row_count)
