@@ -239,17 +239,17 @@ class _Watching:
         _writers(to)  # refused now, not when training begins
 
     def begin(self, model: nn.Module) -> None:
-        """Training begins."""
+        """Make the watcher when training begins."""
         self.watcher = LayerWatcher(self.select(model), **self.settings)
 
     def before(self, step: int) -> None:
-        """A step begins."""
+        """Start to measure when a step begins that is due."""
         if self.watcher is not None and self.watcher.due(step) and self.measured_step is None:
             self.watcher.start()
             self.measured_step = step
 
     def after(self) -> None:
-        """It is done."""
+        """Write what was measured when that step ends."""
         if self.watcher is not None and self.measured_step is not None:
             self.watcher.write(self.watcher.stop(), self.measured_step)
             self.measured_step = None

@@ -134,11 +134,11 @@ def _function_between(graph: CapturedMode, root: Node, end: Node) -> Statistics 
         for node, value in graph.inputs.items()
     }
     statistics = Statistics(CapturedMode(graph.program, {root: ""}, fixed), [end])
-    constants = [
-        n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.info, TensorInfo)
-    ]
-    varies = any(node.ndim == root.ndim and node.info.shape[0] > 1 for node in constants)
-    return None if varies else statistics
+    for node in statistics.graph.program.nodes:
+        constant = not statistics.plan.random(node) and isinstance(node.info, TensorInfo)
+        if constant and node.ndim == root.ndim and node.info.shape[0] > 1:
+            return None
+    return statistics
 
 
 def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
@@ -227,7 +227,12 @@ def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[
     while len(largest) < SWEEPS:
         changes = {path: _set_to_present(path, *layers[path], silent.get(path)) for path in layers}
         if not largest:
-            _refuse_not_finite(layers)
+            for path, (layer, _) in layers.items():
+                if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
+                    raise ValueError(
+                        f"Outputs of '{path}' have no finite mean and variance: look for NaN, infinity and values too "
+                        f"large in its weights and biases, and in those before it."
+                    )
         largest.append(max(changes.values()))
         if largest[-1] == 0 or once:
             return
@@ -239,15 +244,6 @@ def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[
         f"No scale and shift of {names} agree with the statistics that follow from them: the layer is called on what "
         'depends on its own output. Use init="project", or leave it out with `only`.'
     )
-
-
-def _refuse_not_finite(layers: dict[str, tuple[Normalized, Tensor | None]]) -> None:
-    for path, (layer, _) in layers.items():
-        if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
-            raise ValueError(
-                f"Outputs of '{path}' have no finite mean and variance: look for NaN, infinity and values too large in "
-                f"its weights and biases, and in those before it."
-            )
 
 
 @torch.no_grad()

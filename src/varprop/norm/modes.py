@@ -1,7 +1,7 @@
 """A model captured in training and in evaluation mode: its programs, the calls of layers and the moments of inputs.
 
-The programs are rewritten where an operation counts otherwise between normalized layers than in `propagate`: attention,
-and global averages but where the paper's form is asked for.
+Between normalized layers attention counts otherwise than in `propagate`, and so do global averages unless the paper's
+form is asked for: the programs are rewritten there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def drawn_elsewhere() -> Any:
 
 
 def warn_of_draws(model: nn.Module, verb: str) -> None:
-    """Say what becomes of a model that decides by random numbers what it does in training, which layers to skip say."""
+    """Warn that the statistics of a model that draws its graph (which layers to skip, say) are those of evaluation."""
     warnings.warn(
         f"{type(model).__name__} {verb} in training mode, so that no single graph tells what it does: its statistics "
         "are those of evaluation mode in training, too. Draw with torch and without an `if` (a mask by "
@@ -206,10 +206,7 @@ def _steps(program: Program) -> list[str]:
 
 
 def with_calls(program: Program, layers: dict[str, Any], moments: Any, like_positions: bool = False) -> CapturedMode:
-    """A captured model with the calls of some layers, and with averages as they count between them.
-
-    With `like_positions` a global average counts as one of its positions, and not as independent ones.
-    """
+    """A captured model with the calls of some layers; `like_positions` as in `with_averages_of_like_positions`."""
     program = with_attention_of_like_tokens(program)
     if like_positions:
         program = with_averages_of_like_positions(program)

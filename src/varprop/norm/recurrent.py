@@ -109,8 +109,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
     """The means and standard deviations of the gates, two rows, that `step` leaves as they are; None if none is found.
 
-    Plain iteration goes on until nothing moves; where it does not settle, smaller steps follow. The relative error is
-    1e-13.
+    Plain iteration goes on until nothing moves, to a relative 1e-13; where it does not settle, smaller steps follow.
     """
     for damping in _DAMPINGS:
         gates, before = start, float("inf")

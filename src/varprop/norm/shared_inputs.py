@@ -39,7 +39,7 @@ class SharedSum(NamedTuple):
 
 
 def warn_of_shared_inputs(model: nn.Module, program: Program) -> None:
-    """Say which sums of a normalized model vary by more or less than its statistics take them to."""
+    """Warn of sums in a normalized model that vary by clearly more or less than its statistics say."""
     sums = [found for found in shared_sums(model, program) if abs(found.ratio - 1) > WORTH_A_WORD]
     if sums:
         named = [f"{' + '.join(s.layers)}{' + their input' * s.skip} (std {s.ratio:.2f} times)" for s in sums[:5]]

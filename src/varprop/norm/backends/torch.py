@@ -41,15 +41,10 @@ class TorchMoments:
         self.initial = torch.zeros(2, channels.total, dtype=torch.float64, device=device)  # constants are never written
         self.initial[:, channels.sources : first] = torch.stack([channels.constant_mean, channels.constant_var])
         nodes = DOUBLE if dtype == torch.float64 else SINGLE
-        self.steps = [
-            (
-                step.function,
-                with_slopes(step.function, nodes),
-                [_index(i, device) for i in step.inputs],
-                slice(step.start, step.start + step.count),
-            )
-            for step in channels.steps
-        ]
+        self.steps = []
+        for step in channels.steps:
+            inputs, results = [_index(i, device) for i in step.inputs], slice(step.start, step.start + step.count)
+            self.steps.append((step.function, with_slopes(step.function, nodes), inputs, results))
         self.entering = _index(channels.entering, device)
         self.epsilon = torch.tensor([[0.0], [EPS]], dtype=torch.float64, device=device)
 
@@ -118,10 +113,7 @@ _AUTOGRAD_KEYS = (
 
 
 def with_slopes(function: Function, nodes: int = DOUBLE) -> Callable[..., Slopes]:
-    """A function that gives mean and variance after `function`, and their derivatives by those of every argument.
-
-    By the formulas of `gaussian.derivatives` where there are some for the function, else by autograd.
-    """
+    """Moments after `function` with their derivatives: by `gaussian.derivatives` if it can, else by autograd."""
     if function.kernel is None or function.kernel[0] not in KERNELS[nodes]:
         return functools.partial(_by_autograd, function.moments)
     name, *numbers = function.kernel
@@ -131,10 +123,7 @@ def with_slopes(function: Function, nodes: int = DOUBLE) -> Callable[..., Slopes
 
 def _by_autograd(moments: Callable[..., Pair], *arguments: Pair) -> Slopes:
     """Derivatives by autograd, which has to be called back first: inside of an operation it is switched off."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(own_saved_tensors())
+    with torch.inference_mode(False), torch.enable_grad(), own_saved_tensors(), contextlib.ExitStack() as stack:
         for key in _AUTOGRAD_KEYS:
             stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         leaves = [tuple(t.detach().clone().requires_grad_() for t in pair) for pair in arguments]
@@ -236,10 +225,7 @@ class TorchRows:
     def _statistics(
         self, weights: Sequence[Tensor], sizes: Sequence[Tensor | None], entering: Tensor
     ) -> tuple[list[Tensor], Tensor, list[Tensor | None]]:
-        """The rows to fold of every block; mean and variance of all rows; the means by position where they differ.
-
-        `sizes` has for every block the divisors of its rows, if they are to be divided.
-        """
+        """The rows of every block, divided by `sizes` if given, mean and variance of all, and what blocks returned."""
         units = [block.unit(weights, size) for block, size in zip(self.blocks, sizes, strict=True)]
         result = entering.new_empty(2, sum(self.rows))
         scratch = entering.new_empty(max(self.weights))  # one for all blocks stays in the cache of a processor
