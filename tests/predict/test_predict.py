@@ -1,6 +1,7 @@
 """Error bars in one pass against exact covariances where they are known, and against real draws elsewhere."""
 
 import copy
+import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -562,6 +563,28 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_program_that_was_used_may_be_pickled():
+    program, x = vp.capture(with_dropout(mlp()), torch.randn(4, 8)), torch.randn(4, 8)
+    expected = vp.predict(program, x).covariance
+    for again in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+        torch.testing.assert_close(vp.predict(again, x).covariance, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("draws", [0, 64])
+def test_noise_of_inputs_and_weights_in_half_precision(dtype, draws):
+    def predicted(model, x, **settings):
+        torch.manual_seed(1)
+        return vp.predict(model, x, input_var=0.01, draws=draws, **settings)
+
+    model, x = convolutional(nn.AvgPool2d(2)), torch.randn(4, 1, 8, 8)
+    half = copy.deepcopy(model).to(dtype)
+    for settings in ({}, {"random": []}, {"parameter_var": {"0.weight": 1e-3, "12.weight": 1e-3}}):
+        expected, found = predicted(model, x, **settings), predicted(half, x.to(dtype), **settings)
+        assert found.std.dtype is torch.float32
+        assert ((found.std / expected.std) - 1).abs().max() < 0.05
 
 
 def test_threads_may_predict_by_one_model():

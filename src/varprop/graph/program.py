@@ -90,6 +90,10 @@ class Program:
             calls.setdefault(path, ModuleCalls(class_name)).outputs.append(output)
         return calls
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without facts, which follow from the graph; rules, among them, cannot be pickled."""
+        return {**vars(self), "facts": {}}
+
     def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
         """A fact that follows from the graph alone, worked out at the first asking."""
         if key not in self.facts:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
+from .adjoint import precise
 from .noise import ElementNoise, Source
 
 DRAWN = ("dropout", "dropout of what varies", "draw")
@@ -59,12 +60,13 @@ def covariance_along_chain(
 
 def _derivatives(program: Program, x: Tensor, std: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs (batch, outputs), and their derivatives by standard normal noise, (batch, outputs, elements)."""
-    env: dict[Node, Any] = {n: v.detach() if isinstance(v, Tensor) else v for n, v in program.tensors().items()}
+    tensors = program.tensors().items()
+    env: dict[Node, Any] = {n: precise(v.detach()) if isinstance(v, Tensor) else v for n, v in tensors}
     with torch.enable_grad():
         env[program.inputs[0]] = entry = x.detach().requires_grad_()
         for node in program.nodes:
             args, kwargs = resolve((node.args, node.kwargs), env.__getitem__)
-            env[node] = node.target(*args, **kwargs)
+            env[node] = precise(node.target(*args, **kwargs))
         output = env[program.outputs[0]]
         along = directions.view(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
         (gradient,) = torch.autograd.grad(output, entry, along, is_grads_batched=True, materialize_grads=True)

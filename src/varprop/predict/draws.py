@@ -42,6 +42,7 @@ def combine_with_draws(
     count: int,
 ) -> Prediction:
     """A prediction whose mean and covariance rest on real draws with the analytic one as their control variate."""
+    x = precise(x)
     factors = [_drawn_factors(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
     covariance = None
     if entry := only_input(sources):
@@ -96,7 +97,7 @@ def _draw(
             response = response + (factor @ noise.flatten()).T
         elif isinstance(source, ElementNoise):
             response = response + source.along(gradient, noise)
-    return precise(env[evaluation.plan.program.outputs[0]]), response
+    return env[evaluation.plan.program.outputs[0]], response
 
 
 def run(
@@ -104,10 +105,12 @@ def run(
 ) -> tuple[dict[Node, Any], list[Tensor | None]]:
     """One run of the network with drawn noise: all values, and for each source what was drawn.
 
-    Of a parameter that is in units of its standard deviation, elsewhere what the noise adds to the mean.
+    Of a parameter that is in units of its standard deviation, elsewhere what the noise adds to the mean. What is in
+    half precision, by which noise is rounded away, runs in single precision.
     """
     program = evaluation.plan.program
-    env: dict[Node, Any] = {**program.tensors(), program.inputs[0]: x}
+    env: dict[Node, Any] = {node: precise(value) for node, value in program.tensors().items()}
+    env[program.inputs[0]] = x
     names = {name: node for node, name in program.state.items()}
     noises: list[Tensor | None] = [None] * len(sources)
     drawn: dict[Node, int] = {}
@@ -127,12 +130,12 @@ def run(
     for node in program.nodes:
         args, kwargs = resolve((node.args, node.kwargs), env.__getitem__)
         if node not in drawn:
-            env[node] = node.target(*args, **kwargs)
+            env[node] = precise(node.target(*args, **kwargs))
             continue
         index = drawn[node]
         source, mixture = sources[index], evaluation.plan.mixture(node)
         if mixture is None or not isinstance(source, ElementNoise) or source.jump is None:
-            env[node] = node.target(*args, **kwargs)
+            env[node] = precise(node.target(*args, **kwargs))
             noises[index] = env[node] - evaluation.env[node].dense().mean
             continue
         x, chance = env[mixture[0]], source.chance  # dropout
@@ -171,8 +174,8 @@ def shared_products(evaluation: MeanEvaluation, sources: Sequence[Source], x: Te
             for product in products:
                 product.noises.append([_noise_read(use, env) for use in product.parameter.uses])
             for curve, residuals in zip(curves, left, strict=True):
-                lines = (slope * (precise(env[read]) - mean) for read, mean, slope in curve.reads)
-                residuals.append(sum(lines, curve.value).sub_(precise(env[curve.node])).neg_())
+                lines = (slope * (env[read] - mean) for read, mean, slope in curve.reads)
+                residuals.append(sum(lines, curve.value).sub_(env[curve.node]).neg_())
             for index, head in enumerate(heads):
                 noise = env[head.node.args[0]] - mean_of(evaluation.env[head.node.args[0]])
                 squares[index] = noise.square() / RUNS + squares[index].to(noise)
