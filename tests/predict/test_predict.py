@@ -622,6 +622,11 @@ def test_only_named_modules_are_random():
     assert [name for name, kind, _ in found.sources() if kind == "dropout"] == ["2"]
 
 
+class Nothing(nn.Module):
+    def forward(self, x):
+        return None
+
+
 BAD = {
     "nothing": (lambda m, x: vp.predict(nn.Linear(8, 2), x), "Nothing that reaches the output is random"),
     "negative": (lambda m, x: vp.predict(m, x, input_var=-1.0), "input_var must be finite and not negative"),
@@ -641,6 +646,9 @@ BAD = {
     "part of a draw": (lambda m, x: vp.predict(m, x, draws=8.0), "whole number"),
     "no mapping": (lambda m, x: vp.predict(m, x, parameter_var=0.1), "takes variances by names of parameters"),
     "random": (lambda m, x: vp.predict(m, x, random=3), "random takes paths of modules or a function"),
+    "a kind of module": (lambda m, x: vp.predict(m, x, random=nn.Dropout), "random takes paths of modules"),
+    "a module": (lambda m, x: vp.predict(m, x, random=m), "random takes paths of modules"),
+    "nothing returned": (lambda m, x: vp.predict(Nothing(), x), "this one returns none"),
     "captured": (lambda m, x: vp.predict(vp.capture(m, x), x, random="2"), "a captured program keeps its modes"),
     "mask": (lambda m, x: vp.predict(m, x, outputs=[True, False]), "outputs takes flat indices"),
     "no direction": (lambda m, x: vp.predict(m, x, outputs=torch.ones(0, 5)), "Directions must have shape"),
@@ -670,6 +678,12 @@ def test_bad_input_gets_one_sentence(case):
     call, sentence = BAD[case]
     with pytest.raises(ValueError, match=sentence):
         call(mlp(), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_an_input_of_another_dtype_than_the_model_is_refused(dtype):
+    with pytest.raises(vp.CaptureError, match=f"could not be run on x of {dtype}"):
+        vp.predict(mlp(), torch.ones(4, 8, dtype=dtype))
 
 
 def test_a_function_is_no_model():

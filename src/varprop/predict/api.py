@@ -112,9 +112,11 @@ def predict(
     with alone, torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
         try:
             return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws, compile)
-        except RuntimeError:
+        except RuntimeError as error:
             if isinstance(model, Program):
                 _require_dtypes(model, x)
+            elif x.dtype not in {value.dtype for value in model.state_dict().values()}:
+                raise CaptureError(f"The model could not be run on x of {x.dtype}: {error}") from error
             raise
 
 
@@ -145,7 +147,7 @@ def _predict(
             f"The model was captured with samples of shape {tuple(program.inputs[0].info.shape[1:])}, but x has "
             f"{tuple(x.shape[1:])}."
         )
-    info = program.outputs[0].info
+    info = getattr(program.outputs[0], "info", None)
     if not isinstance(info, TensorInfo) or info.shape[:1] != (size,) or not info.dtype.is_floating_point:
         raise ValueError(
             f"predict takes models whose output is a tensor of real numbers with samples along its first axis: for "
@@ -198,7 +200,8 @@ def _filled(values: Tensor, size: int) -> Tensor:
 def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
     """The model with its noise layers at work and everything else in evaluation mode."""
     require_module(model)
-    if not (random is None or callable(random) or isinstance(random, Iterable)):
+    chooses = callable(random) and not isinstance(random, (nn.Module, type))
+    if not (random is None or chooses or (isinstance(random, Iterable) and not isinstance(random, nn.Module))):
         raise ValueError(f"random takes paths of modules or a function of path and module, not {random!r}.")
     paths = [] if random is None or callable(random) else [random] if isinstance(random, str) else list(random)
     if unknown := sorted({*paths} - {path for path, _ in model.named_modules()}):
