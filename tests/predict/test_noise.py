@@ -109,6 +109,15 @@ def zoneout(m, x):
     return m.out(state)
 
 
+def thirds():
+    def forward(m, x):
+        h = torch.relu(m.enter(x))
+        return m.out(torch.where(m.one(m.drop(h)) > m.two(m.drop(h)), m.three(m.drop(h)), 0.5))
+
+    layers = {name: nn.Linear(64, 64) for name in ("one", "two", "three")}
+    return Network(forward, enter=nn.Linear(8, 64), drop=nn.Dropout(0.2), out=nn.Linear(64, 3), **layers)
+
+
 TOKENS, VECTORS, SEQUENCES, IMAGES = (6, 5, 16), (6, 8), (6, 5, 8), (6, 2, 7, 7)
 EVERYTHING = {"random": lambda path, module: True}
 CASES = {
@@ -180,6 +189,20 @@ CASES = {
     "one mask for all steps": (
         hidden(lambda m, h: (h * F.dropout(h.new_ones(len(h), 1, 32), 0.3, m.training)).mean(1)), SEQUENCES, {},
     ),
+    "a quotient": (
+        lambda: Network(
+            lambda m, x: m.out(m.top(m.drop(x)) / (1 + m.below(m.drop(x)).exp())),
+            top=nn.Linear(8, 32), below=nn.Linear(8, 32), drop=nn.Dropout(0.2), out=nn.Linear(32, 3),
+        ), VECTORS, {},
+    ),
+    "shares of a sum": (
+        hidden(lambda m, h: (w := F.softplus(F.dropout(h, 0.3, m.training))) / w.sum(1, keepdim=True)), VECTORS, {},
+    ),
+    "the larger of two": (
+        hidden(lambda m, h: torch.maximum(F.dropout(h, 0.2, m.training), F.dropout(h.flip(1), 0.2, m.training))),
+        VECTORS, {},
+    ),
+    "one of two by the sign of a third": (thirds, VECTORS, {}),
     "a mask by comparison": (
         hidden(lambda m, h: h * (torch.rand_like(h) > 0.3) / 0.7 if m.training else h), VECTORS, EVERYTHING
     ),

@@ -351,22 +351,41 @@ class MeanEvaluation(Evaluation):
                     break
         return left_by_slopes(value.var, slopes), line(value.mean.detach(), slopes)
 
-    @torch.no_grad()
     def _left_of_product(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
-        """The variance left of a function linear in each argument when each is taken as the only random one."""
-        if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
-            x, weight = (self.value(operand).dense().var for operand in node.args[:2])
-            left: Tensor = node.target(x, weight, None, *node.args[3:])  # a bias leaves nothing
-            return left
-        left = value.var
-        for chosen in random:
+        """The variance that lines by several random arguments leave."""
+        if rule.kind == "elementwise" and not rule.multilinear:
+            return self._left_of_elements(node, rule, value, random)
+        with torch.no_grad():
+            if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
+                x, weight = (self.value(operand).dense().var for operand in node.args[:2])
+                left: Tensor = node.target(x, weight, None, *node.args[3:])  # a bias leaves nothing
+                return left
+            left = value.var
+            for chosen in random:
 
-            def fixed(operand: Node, chosen: Node = chosen) -> Any:
-                return self.value(operand) if operand is chosen else mean_of(self.value(operand))
+                def fixed(operand: Node, chosen: Node = chosen) -> Any:
+                    known = self.value(operand)
+                    if operand is chosen or not isinstance(known, Moments):
+                        return known
+                    mean = known.dense().mean
+                    return mean if operand.info.is_floating else Moments(mean, torch.zeros_like(mean))  # a condition
 
-            args, kwargs = resolve((node.args, node.kwargs), fixed)
-            left = left - _first_result(rule, node, args, kwargs).var.detach()
-        return left.clamp_min(0)
+                args, kwargs = resolve((node.args, node.kwargs), fixed)
+                left = left - _first_result(rule, node, args, kwargs).var
+            return left.clamp_min(0)
+
+    def _left_of_elements(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
+        """What lines leave of a curved function of several values, such as a quotient or the larger of two."""
+        read = {}
+        for operand in random:
+            x = self.value(operand).dense()
+            mean, var = (t.detach().expand(value.shape) for t in (x.mean, x.var))
+            read[operand] = Moments(mean.requires_grad_(), var)
+        args, kwargs = resolve((node.args, node.kwargs), lambda operand: read.get(operand, self.env.get(operand)))
+        with torch.enable_grad():
+            mean = _first_result(rule, node, args, kwargs).mean
+        slopes = [(x, _gradient(mean, x.mean)) for x in read.values()]
+        return left_by_slopes(value.var, [(x, slope) for x, slope in slopes if slope is not None])
 
     def _shared(self, node: Node, rule: Rule) -> bool:
         """True if positions share a random parameter by which something random is multiplied: see `SharedProducts`."""
