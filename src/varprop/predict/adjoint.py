@@ -180,7 +180,7 @@ class MeanEvaluation(Evaluation):
             others, kwargs = resolve((node.args[1:], node.kwargs), self.value)
             return ranked(node, x, lambda read: _first_result(rule, node, (read, *others), kwargs))
         found, entry, fresh = running_maxima(x, axis, 1.0 if rule.maximum else -1.0)
-        kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
+        kind = "maximum of dropped" if node in self.of_dropped else kind_of(node, rule)
         self.sources.append(ElementNoise(node.module or "(model)", kind, entry, fresh, node, inside=ONLY))
         return found, torch.zeros_like(fresh)
 
@@ -239,7 +239,7 @@ class MeanEvaluation(Evaluation):
             drop = AttentionDropout(name, "dropout", mean, fresh, node, inside=ONLY, std=std, values=values)
             self.sources += [drop, ElementNoise(name, "dropout of what varies", mean, fresh, node, inside=ONLY)]
             return
-        kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
+        kind = "maximum of dropped" if node in self.of_dropped else kind_of(node, rule)
         source = ElementNoise(name, kind, mean, fresh, node, curve=self.curves.pop(node, None))
         if together is not None:
             source.jump, source.chance = together
@@ -256,7 +256,7 @@ class MeanEvaluation(Evaluation):
             spread = source.chance * (1 - source.chance) * source.jump.square()
             source.by_channel = True
             left = (source.var - spread).clamp_min(0).to(mean.dtype)  # means that were integrated are in double
-            left_kind = "dropout of what varies" if together is None else _kind(node, rule)
+            left_kind = "dropout of what varies" if together is None else kind_of(node, rule)
             self.sources.append(ElementNoise(name, left_kind, mean, left, node, inside=source.inside))
 
     def _fresh(self, node: Node, rule: Rule, value: Moments) -> tuple[Tensor | None, Tensor]:
@@ -570,8 +570,8 @@ def _with_fixed_variance(value: Any) -> Any:
     return Moments(value.mean, value.var.detach(), value.full) if isinstance(value, Moments) else value
 
 
-def _kind(node: Node, rule: Rule) -> str:
-    """What a source of noise is called."""
+def kind_of(node: Node, rule: Rule) -> str:
+    """What a source of noise is called: `SourceShare.kind`."""
     in_dropout = rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name
     if rule.noise or rule.mixture is not None or in_dropout:
         return "dropout"

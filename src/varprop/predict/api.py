@@ -24,6 +24,7 @@ from .adjoint import MeanEvaluation, precise
 from .compiled import CompiledPredictions
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
+from .last_function import LastFunction
 from .noise import ElementNoise, ParameterNoise, ParameterUse, Source
 from .prediction import Prediction, SourceShare, each_tensor
 from .reliability import Grounds, holds
@@ -157,7 +158,8 @@ def _predict(
         raise ValueError(f"input_var needs inputs of a floating point dtype: x has {x.dtype}.")
     var = None if input_var is None else _checked_variances({"input_var": (input_var, x)})[0]
     parameters = _random_parameters(program, parameter_var or {})
-    plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
+    sources = (*(program.inputs if var is not None else ()), *parameters)
+    plan = plan_for(program, sources)
     require_complete(plan, "leave out what makes them random")
     if places := next((node for node in program.nodes if node in plan.drawn), None):
         raise VarpropError(
@@ -166,12 +168,16 @@ def _predict(
         )
     _require_random(plan, program)
     directions = _directions(info, x.device, outputs)
+    by_directions = isinstance(outputs, Tensor) and outputs.is_floating_point()
+    last = None if draws or by_directions else LastFunction.of(plan, sources)
     pieces = []
     for start in range(0, len(x), size):
         count = min(size, len(x) - start)
         batch = _filled(x[start : start + count], size)
         batch_var = None if var is None else _filled(var[start : start + count], size)
-        pieces.append(_predict_batch(plan, batch, batch_var, parameters, directions, draws, compiled, count))
+        before = plan if last is None else last.before
+        prediction = _predict_batch(before, batch, batch_var, parameters, directions, draws, compiled, count)
+        pieces.append(prediction if last is None else last.after(prediction, directions.argmax(1)))
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 

@@ -44,7 +44,8 @@ class Prediction:
         reliable: For every sample, whether the first-order picture holds, by limits on what the prediction has: the
             variance beside the spread of the mean over the outputs (if there are several), what the curvature of
             activations adds, both stricter where independent units explain little of the variance, what products of
-            noises that positions share add, and maxima over what drops out. A hint and no bound.
+            noises that positions share add, maxima over what drops out, and a curved function at the end. A hint and
+            no bound.
         diagonal_var: The outputs' variance by the rules alone, for which units are independent, (batch, outputs).
         linearized: Operations that were taken as linear around their mean, by module.
         draws: Real draws of the outputs, (draws, batch, outputs), if any were asked for; mean and covariance then
