@@ -85,3 +85,13 @@ def test_networks_that_end_otherwise(make):
     with torch.no_grad():
         draws = model((x + 0.1**0.5 * torch.randn(3000, *x.shape)).flatten(0, 1)).unflatten(0, (3000, 6))
     assert_like_draws(found, draws)
+
+
+def test_batches_of_a_captured_program_and_half_precision():
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2), nn.Sigmoid()]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(13, 8)
+    expected = vp.predict(model, x)
+    model[2].train()
+    torch.testing.assert_close(vp.predict(vp.capture(model, x[:5]), x).covariance, expected.covariance)
+    assert (vp.predict(model.bfloat16(), x.bfloat16()).std / expected.std - 1).abs().max() < 0.05
