@@ -269,3 +269,9 @@ def test_a_mixture_without_covariances_obeys_the_law_of_total_variance():
 def test_a_mixture_refuses_what_it_cannot_be(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize(("model", "named"), [(nn.Conv2d(3, 64, 3), r"\(model\)"), (nn.MaxPool2d(8), "the input")])
+def test_what_has_most_units_is_named(model, named):
+    with pytest.raises(vp.VarpropError, match=f"{named} alone has"):
+        vp.propagate(model, vp.Moments(0.0, 1.0), example=(1, 3, 128, 128), covariance="full")

@@ -96,9 +96,10 @@ class CovarianceEvaluation(Evaluation):
         total = sum(size**2 for size in sizes.values() if size)
         if total > MOST:
             largest = max(sizes, key=sizes.__getitem__)
+            where = "the input" if largest in self.plan.program.inputs else largest.module or "(model)"
             raise VarpropError(
                 f'covariance="full" would hold {total:.2g} numbers here, above the limit of {MOST:.2g}: '
-                f"{largest.module or 'the input'} alone has {sizes[largest]:,} units, whose covariances are their "
+                f"{where} alone has {sizes[largest]:,} units, whose covariances are their "
                 f"square; leave it out, or look at a smaller input or a part of the model."
             )
 
