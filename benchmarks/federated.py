@@ -33,9 +33,9 @@ import varprop as vp
 from varprop.text_table import Table
 from varprop_lab.datasets import load
 from varprop_lab.environment import git_state, versions
-from varprop_lab.side_by_side import joined
 from varprop_lab.training import captured
 
+from .deep.joined import joined
 from .deep.side_by_side import GroupedConvolutions, fastest_way
 
 METHODS = ("analytic", "batch norm", "group norm", "group norm + WS", "none")

@@ -1,7 +1,7 @@
 """Networks trained side by side on a GPU, which takes hardly longer for six steps of two images than for one.
 
-`SideBySide` gives every network of `varprop_lab.side_by_side.joined` a rate, bounds of its gradient and an order of the
-images, and replays its steps as a CUDA graph on a GPU (`tests/benchmarks/test_side_by_side.py`).
+`SideBySide` gives every network of `joined.joined` a rate, bounds of its gradient and an order of the images, and
+replays its steps as a CUDA graph on a GPU (`tests/benchmarks/test_side_by_side.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varprop_lab.environment import write_atomically
-from varprop_lab.side_by_side import WIDER, accuracies, member_losses, move_, one_cycle
 from varprop_lab.training import captured
+
+from .joined import WIDER, accuracies, member_losses, move_, one_cycle
 
 CHECKED_EVERY = 200  # steps between two looks at the clock
 WIDER[BatchRenorm2d] = lambda norm, count: BatchRenorm2d(count * len(norm.weight), norm.momentum, norm.eps)

@@ -29,9 +29,9 @@ from torch import nn
 import varprop as vp
 from varprop.text_table import Table
 from varprop_lab.figures import Figure, Panel, PlottedSeries, draw
-from varprop_lab.side_by_side import joined
 
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
+from .joined import joined
 from .side_by_side import Member, SideBySide
 
 METHODS = {  # names of examples/train_cifar.py; where there are several, the best with the largest batch

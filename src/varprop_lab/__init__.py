@@ -9,7 +9,7 @@
 - `paper`: its experiments, and its claims judged on results (`verdicts`).
 - `bench`: what a training step costs with each normalization.
 - `comparison`: the same for a model of one's own, `varprop_lab.compare`.
-- `demo`, `side_by_side`: the demonstration; its networks, trained as one.
+- `demo`: the demonstration.
 - `commands`: the commands of the command line.
 """
 

@@ -4,7 +4,8 @@
 
 Every normalization gets the same first weights, the same images in the same order, and the same rates to choose from.
 The rate is chosen by the mean accuracy of all seeds on held-out images; the networks of that rate are judged by the
-test images. All rates and seeds of a normalization train side by side as one network (`side_by_side`).
+test images. All rates and seeds of a normalization train side by side as one network, whose groups of channels they
+are: convolutions and all three normalizations keep groups apart.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
 
-from . import datasets, side_by_side
+from . import datasets
 from .batches import scaled
 from .environment import provenance, reproducible, write_atomically
 from .figures import Figure, Panel, PlottedSeries, draw
@@ -33,6 +35,7 @@ BATCHES = (2, 4, 32)
 SEEDS = (0, 1, 2)
 RATES = (0.002, 0.007, 0.02, 0.07)  # with batches of 2; in proportion to the root of the batch
 EPOCHS = 2
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 WIDTH = 8  # channels of the first layer
 NOISE = 0.1  # variance, on pixels between 0 and 1: clean digits are too easy to tell anything
 HELD_OUT = 240
@@ -78,18 +81,33 @@ def load() -> Digits:
     return Digits((noisy[0][others], labels[others]), (noisy[0][chosen], labels[chosen]), (noisy[1], digits.test_y))
 
 
-def network(method: str, seed: int) -> nn.Sequential:
-    """Return three convolutions, each with a normalization and ReLU, and a linear layer; weights depend on the seed."""
+def network(method: str, seed: int, count: int = 1) -> nn.Sequential:
+    """Return three convolutions, each with a normalization and ReLU, and a linear layer; weights depend on the seed.
+
+    With a `count` it is as many networks, groups of channels of one.
+    """
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, 2 * WIDTH)):
-        layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=method == "analytic"))  # norms have one
+        shape = {"kernel_size": 3, "stride": 2, "padding": 1, "groups": count}
+        layers.append(nn.Conv2d(count * inputs, count * outputs, **shape, bias=method == "analytic"))  # norms have one
         if method == "batch norm":
-            layers.append(nn.BatchNorm2d(outputs))
+            layers.append(nn.BatchNorm2d(count * outputs))
         elif method == "group norm":
-            layers.append(nn.GroupNorm(2, outputs))
+            layers.append(nn.GroupNorm(2 * count, count * outputs))
         layers.append(nn.ReLU())
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, 10))
+    head = nn.Conv2d(2 * WIDTH * count, 10 * count, 1, groups=count)  # linear: the average leaves one position
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), head, nn.Flatten())
+
+
+@torch.no_grad()
+def joined(method: str, seeds: Sequence[int]) -> nn.Sequential:
+    """Return one network that has the networks of these seeds side by side."""
+    model = network(method, 0, len(seeds))
+    apart = [network(method, seed).parameters() for seed in seeds]
+    for parameter, *parts in zip(model.parameters(), *apart, strict=True):
+        parameter.copy_(torch.cat(parts))
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def train(method: str, batch: int, digits: Digits, epochs: int = EPOCHS) -> Trained:
@@ -98,28 +116,58 @@ def train(method: str, batch: int, digits: Digits, epochs: int = EPOCHS) -> Trai
     images, labels = digits.train
     rates = [float(f"{rate * math.sqrt(batch / BATCHES[0]):.2g}") for rate in RATES]
     members = [(rate, seed) for rate in rates for seed in SEEDS]
+    model: nn.Module
     with torch.random.fork_rng():
-        model = side_by_side.joined([network(method, seed) for _, seed in members])
+        model = joined(method, [seed for _, seed in members])
     if method == "analytic":
         moments = vp.input_moments(images)
         mean, var = (moment.expand(1, len(members), 1, 1).clone() for moment in (moments.mean, moments.var))
         example = (batch, len(members), *images.shape[2:])
         model = vp.normalize(model, vp.Moments(mean, var), example=example, form="deep")
+    model.train()
+    momenta = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    steps = len(images) // batch
+    for number in range(epochs):
+        generators = [torch.Generator().manual_seed(1000 * seed + number) for _, seed in members]
+        order = torch.stack([torch.randperm(len(images), generator=g) for g in generators], 1)  # images, networks
+        for step, chosen in enumerate(order[: steps * batch].split(batch)):
+            share = one_cycle(number * steps + step, steps * epochs)
+            model.zero_grad(set_to_none=True)
+            logits = model(images[chosen].squeeze(2)).unflatten(1, (len(members), -1))
+            (F.cross_entropy(logits.flatten(0, 1), labels[chosen].flatten(), reduction="sum") / batch).backward()
+            move_(model, momenta, torch.tensor([rate * share for rate, _ in members]))
 
-    def epoch(seed: int, number: int) -> tuple[Tensor, Tensor]:
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + number))
-        return images[order], labels[order]
-
-    side_by_side.train(model, members, epoch, batch, epochs)
-
-    def by_rate(judged: tuple[Tensor, Tensor]) -> dict[float, list[float]]:
-        accuracies = iter(side_by_side.accuracies(model, len(members), *judged))
+    @torch.no_grad()
+    def by_rate(images: Tensor, labels: Tensor) -> dict[float, list[float]]:
+        logits = model.eval()(images.expand(-1, len(members), -1, -1)).unflatten(1, (len(members), -1))
+        accuracies = iter((logits.argmax(2) == labels[:, None]).double().mean(0).tolist())
         return {rate: [next(accuracies) for _ in SEEDS] for rate in rates}
 
-    held_out = by_rate(digits.held_out)
+    held_out = by_rate(*digits.held_out)
     best = max(rates, key=lambda rate: statistics.mean(held_out[rate]))
     seconds = round(time.perf_counter() - start, 1)
-    return Trained(method, batch, best, best in (rates[0], rates[-1]), held_out, by_rate(digits.test)[best], seconds)
+    return Trained(method, batch, best, best in (rates[0], rates[-1]), held_out, by_rate(*digits.test)[best], seconds)
+
+
+def one_cycle(step: int, steps: int) -> float:
+    """Return the part of the highest rate, as `OneCycleLR` has it with a quarter of the steps up."""
+    top, last = 0.25 * steps - 1, steps - 1
+    rising = (1 / 25, 1.0, step / (top or 1))
+    start, end, part = rising if step <= top else (1.0, 1 / 25e4, (step - top) / (last - top))
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
+
+
+@torch.no_grad()
+def move_(model: nn.Module, momenta: Sequence[Tensor], rates: Tensor) -> None:
+    """Make a step of SGD with Nesterov momentum, every network at its rate; scales and shifts do not decay."""
+    for parameter, momentum in zip(model.parameters(), momenta, strict=True):
+        gradient = parameter.grad
+        assert gradient is not None
+        if parameter.numel() > len(parameter):
+            gradient = gradient.add(parameter, alpha=WEIGHT_DECAY)
+        momentum.mul_(MOMENTUM).add_(gradient)
+        by_row = rates.repeat_interleave(len(parameter) // len(rates)).view(-1, *[1] * (parameter.ndim - 1))
+        parameter.sub_(by_row * gradient.add(momentum, alpha=MOMENTUM))
 
 
 def table(results: list[Trained]) -> Table:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.deep.joined import joined, one_cycle
 from benchmarks.deep.side_by_side import GroupedConvolutions, Member, SideBySide, by_products
 from examples.train_cifar import Data, Run, epoch_of, parser, resnet
 from torch import Tensor
 
 import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.side_by_side import joined, one_cycle
 
 MEMBERS = [Member(0.02, 0.0, 1), Member(0.05, 0.5, 2)]
 CPU = torch.device("cpu")

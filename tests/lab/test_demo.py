@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from varprop_lab import demo
 from varprop_lab.demo import Digits, Trained
@@ -86,3 +87,42 @@ def test_held_out_and_test_images_are_not_trained_on() -> None:
     digits = demo.load()
     rows = torch.cat([images.flatten(1) for images, _ in vars(digits).values()])
     assert len(rows.unique(dim=0)) == len(rows) == 1797
+
+
+def test_networks_side_by_side_become_what_they_become_alone() -> None:
+    seeds, rates, batch, steps = [1, 2], [0.05, 0.1], 4, 3
+    images, labels = (tensor[: steps * batch] for tensor in demo.load().train)
+    for method in ("batch norm", "group norm"):
+        model = demo.joined(method, seeds)
+        momenta = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        apart = [demo.network(method, seed) for seed in seeds]
+        optimizers = []
+        for single, rate in zip(apart, rates, strict=True):
+            decays = [parameter.numel() > len(parameter) for parameter in single.parameters()]
+            groups = [
+                {"params": [p for p, d in zip(single.parameters(), decays, strict=True) if d == decayed]}
+                | {"weight_decay": demo.WEIGHT_DECAY * decayed}
+                for decayed in (True, False)
+            ]
+            optimizers.append(torch.optim.SGD(groups, rate, demo.MOMENTUM, nesterov=True))
+        for x, y in zip(images.split(batch), labels.split(batch), strict=True):
+            model.zero_grad()
+            logits = model(x.expand(-1, 2, -1, -1)).unflatten(1, (2, -1))
+            (F.cross_entropy(logits.flatten(0, 1), y.repeat_interleave(2), reduction="sum") / batch).backward()
+            demo.move_(model, momenta, torch.tensor(rates))
+            for single, optimizer in zip(apart, optimizers, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(single(x), y).backward()
+                optimizer.step()
+        for together, *singles in zip(model.parameters(), *(single.parameters() for single in apart), strict=True):
+            torch.testing.assert_close(together, torch.cat(singles), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [8, 25, 103])
+def test_the_rates_are_those_of_one_cycle(steps: int) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], 1.0)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, steps, pct_start=0.25, cycle_momentum=False)
+    for step in range(steps):
+        assert demo.one_cycle(step, steps) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        scheduler.step() if step + 1 < steps else None

@@ -1,4 +1,4 @@
-"""Several networks trained side by side as one, each as it would be alone (`tests/benchmarks/test_side_by_side.py`).
+"""Several networks as one, and the parts of a training in which each becomes what it would alone (`side_by_side`).
 
 `joined` puts networks of one architecture into one network with as many groups of channels; convolutions, batch and
 group norms and the analytic normalization keep groups apart.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
+MOMENTUM = 0.9
 JUDGED_TOGETHER = 1000  # images of all networks together
 WIDER: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {  # a layer as wide as so many of them
     nn.Conv2d: lambda conv, count: type(conv)(
@@ -58,35 +58,6 @@ def _joined(modules: Sequence[Any]) -> nn.Module:
     for name, _ in first.named_children():
         setattr(new, name, _joined([getattr(module, name) for module in modules]))
     return new
-
-
-def train(
-    model: nn.Module,
-    members: Sequence[tuple[float, int]],
-    epoch: Callable[[int, int], tuple[Tensor, Tensor]],
-    batch: int,
-    epochs: int,
-) -> None:
-    """Train `joined` networks, normalized or not, by SGD with Nesterov momentum and a one-cycle rate, in place.
-
-    Members are the highest rate of each network and the seed of the order of its images; `epoch` gives the images and
-    labels of a seed's epoch, in the order in which they are used.
-    """
-    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    parameters = list(model.parameters())
-    momenta = [torch.zeros_like(parameter) for parameter in parameters]
-    schedule: Tensor | None = None
-    for number in range(epochs):
-        sets = {seed: epoch(seed, number) for seed in {seed for _, seed in members}}
-        images, labels = (torch.stack([sets[seed][side] for _, seed in members]) for side in (0, 1))  # K, N, ...
-        steps = images.shape[1] // batch
-        if schedule is None:
-            schedule = torch.tensor([[rate * part for rate, _ in members] for part in one_cycle(steps * epochs)])
-        for step in range(steps):
-            x, y = (tensor[:, step * batch : (step + 1) * batch] for tensor in (images, labels))
-            model.zero_grad(set_to_none=True)
-            member_losses(model(x.transpose(0, 1).flatten(1, 2)), y).sum().backward()
-            move_(parameters, momenta, schedule[number * steps + step], WEIGHT_DECAY)
 
 
 def member_losses(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
