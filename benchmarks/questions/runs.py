@@ -30,7 +30,7 @@ from varprop_lab.paper.verdicts.evidence import Judgement, NotRun, all_of, judge
 from varprop_lab.protocol import Cell, Experiment, Factory, Method, Start
 from varprop_lab.seed_statistics import Sample, lower
 from varprop_lab.starts import StartingPoint
-from varprop_lab.training import SingleTrainer, Task, in_parts
+from varprop_lab.training import SingleTrainer, Task
 
 from ..ratios import ratios
 
@@ -83,7 +83,7 @@ def _run(arm: Arm, rate: float, trainer: AveragingTrainer) -> Run:
     for number in range(trainer.protocol.epochs):
         trainer.epoch(number, lambda steps: None)
         _keep(curves, {**trainer.measured(arm.averaged), **_watched(arm, trainer)})
-    return {**curves, "train_eval_loss": rounded(trainer.training_loss(number))}
+    return {**curves, "train_eval_loss": rounded(trainer.training_losses(number)[0])}
 
 
 def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
@@ -140,19 +140,15 @@ class AveragingTrainer(SingleTrainer):
 
     def measured(self, averaged: bool) -> Run:
         """Running training loss; loss and error in validation, with averaged weights and in batches if there are."""
-        (loss, right), in_batches = self._validation()[0], self._batch_validation()[0]
+        (loss, right), in_batches = self.validation()[0], self.batch_validation()[0]
         result = {"train_loss": self.losses()[0], "valid_loss": loss, "valid_error": 1 - right}
         if in_batches is not None:
             result |= {"batch_loss": in_batches[0], "batch_error": 1 - in_batches[1]}
         if averaged:
             with self._averaged():
-                loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
+                loss, right = self.validation()[0]
             result |= {"averaged_loss": loss, "averaged_error": 1 - right}
         return result
-
-    def training_loss(self, number: int) -> float:
-        """On the training images of an epoch, in evaluation mode."""
-        return self._training_losses(number)[0]
 
 
 TRAINED = "train_eval_loss"  # at the end, in evaluation mode

@@ -25,13 +25,14 @@ from torch.nn.utils import parametrize
 
 from varprop.cli.models import first_line
 
-from .batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
+from .batches import GENERAL, seed_of
 from .protocol import DECAY, DOUBLE, MOMENTUM, UNIT_NORM, Cell
 from .starts import StartingPoint
 from .training import (
     LabelledImages,
     Loss,
     RunningLoss,
+    Samples,
     Scores,
     Task,
     Tick,
@@ -39,9 +40,7 @@ from .training import (
     adam_,
     captured_step,
     decaying_names,
-    full_batches,
     in_parallel_streams,
-    in_parts,
     invariant_names,
     loss_and_accuracy,
     project_,
@@ -270,9 +269,8 @@ class StackedNetworks:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
 
-    def measured(self, batches: Iterable[LabelledImages], scores: Scores | None = None) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of every network on samples and targets of its own; in evaluation mode by default."""
-        scores = scores or self.scores
+    def measured(self, batches: Iterable[LabelledImages], scores: Scores) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of every network on samples and targets of its own."""
         if self.loss is None:
             return loss_and_accuracy(scores, batches)
         targets = None if self.seed_index is None else 0
@@ -342,12 +340,14 @@ class EnsembleTrainer(Trainer):
                 stack.prepare(images, labels)
         self._step = captured_step(self._one_step, images, labels)
 
-    def _chunks(
-        self, epoch: int, purpose: int = AUGMENT, sources: Sequence[Batches] | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(self, epoch: int) -> Iterator[LabelledImages]:
         """Images and labels with axes for seeds, steps and samples."""
-        for chunks in zip(*(batches.chunks(epoch, purpose) for batches in sources or self.batches), strict=True):
-            images, labels = zip(*chunks, strict=True)
+        return self._stacked(batches.chunks(epoch) for batches in self.batches)
+
+    def _stacked(self, sources: Iterable[Iterable[LabelledImages]]) -> Iterator[LabelledImages]:
+        """Images and labels of sources, one for each seed, with a first axis for the seeds."""
+        for pairs in zip(*sources, strict=True):
+            images, labels = zip(*pairs, strict=True)
             yield self.task.as_input(torch.stack(images)), torch.stack(labels)
 
     @torch.no_grad()
@@ -378,50 +378,17 @@ class EnsembleTrainer(Trainer):
                 self._step(images[:, step], labels[:, step])
             tick(images.shape[1])
 
-    def _validation(self) -> list[tuple[float, float]]:
-        return self._measured(*self._validation_samples())
-
-    def _validation_samples(self) -> tuple[Tensor, Tensor]:
-        images, labels = zip(*(self.task.validation(seed) for seed in self.seeds), strict=True)
-        return self.task.as_input(torch.stack(images)), torch.stack(labels)
-
-    def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
-        measured = [
-            stack.measured((x, stack.own(y)) for x, y in in_parts(images, labels, axis=1)) for stack in self.stacks
-        ]
-        losses, shares = (torch.cat(tensors).tolist() for tensors in zip(*measured, strict=True))
-        return list(zip(losses, shares, strict=True))
-
-    def _training_losses(self, number: int, sources: Sequence[Batches] | None = None) -> list[float]:
-        losses: list[float] = []
+    def _measured(self, samples: Samples, in_batches: bool = False) -> list[Any]:
+        result: list[Any] = []
         for stack in self.stacks:
-            chunks = self._chunks(number, MEASURE, sources)
-            losses += stack.measured((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in chunks)[0].tolist()
-        return losses
-
-    def _still_training_losses(self) -> Sequence[float | None]:
-        if not self.task.experiment.augmentation.moves:
-            return [None] * len(self.cells)
-        return self._training_losses(0, [batches.still() for batches in self.batches])
-
-    def _batch_validation(self) -> list[tuple[float, float] | None]:
-        images, labels = self._validation_samples()
-        result: list[tuple[float, float] | None] = []
-        for stack in self.stacks:
-            if stack.cells[0].method != "batch":
+            if in_batches and stack.cells[0].method != "batch":
                 result += [None] * len(stack.cells)
                 continue
-            batches = full_batches(images, labels, stack.cells[0].batch_size, axis=1)
-            measured = stack.measured(((x, stack.own(y)) for x, y in batches), stack.scores_in_batch_mode)
+            batches = self._stacked(samples(seed) for seed in self.seeds)
+            scores = stack.scores_in_batch_mode if in_batches else stack.scores
+            measured = stack.measured(((x, stack.own(y)) for x, y in batches), scores)
             result += zip(*(tensor.tolist() for tensor in measured), strict=True)
         return result
-
-    def test(self) -> list[tuple[float, float]]:
-        """Loss and accuracy of every cell on the official test set."""
-        images, labels = self.task.test()
-        images = self.task.as_input(images)
-        many = len(self.seeds)
-        return self._measured(images.expand(many, *images.shape), labels.expand(many, *labels.shape))
 
     def trained(self) -> list[nn.Module]:
         """Every network as it is now."""

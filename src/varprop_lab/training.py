@@ -202,12 +202,13 @@ def project_(weight: Tensor, chosen: Tensor) -> None:
 
 
 Tick = Callable[[int], None]  # called with a number of steps done
-Measured = Sequence[tuple[float, float]]  # loss and accuracy of every cell
+Samples = Callable[[int], Iterable[LabelledImages]]  # of a seed
 
 
 class Trainer(ABC):
-    """Cells that train together, from their starts, as often as asked."""
+    """Cells of one batch size that train together, from their starts, as often as asked."""
 
+    task: Task
     cells: list[Cell]
     gaps: list[float]
     steps: int
@@ -222,10 +223,6 @@ class Trainer(ABC):
         """Train for one epoch; epochs are counted from 0."""
 
     @abstractmethod
-    def test(self) -> Measured:
-        """Loss and accuracy of every cell on the official test set."""
-
-    @abstractmethod
     def trained(self) -> list[nn.Module]:
         """The network of every cell as it is now."""
 
@@ -234,20 +231,35 @@ class Trainer(ABC):
         """All tensors that training changes, by name: the tensors themselves."""
 
     @abstractmethod
-    def _validation(self) -> Measured:
-        """In evaluation mode."""
+    def _measured(self, samples: Samples, in_batches: bool = False) -> list[Any]:
+        """Loss and accuracy of every cell on the samples of its seed, as pairs.
 
-    @abstractmethod
-    def _batch_validation(self) -> Sequence[tuple[float, float] | None]:
-        """With the statistics of batches as large as in training, where that is another thing: for batch norm."""
+        They are those of evaluation mode; `in_batches` those with the statistics of these samples, and None where that
+        is no other thing: for all but batch norm.
+        """
 
-    @abstractmethod
-    def _training_losses(self, number: int) -> Sequence[float]:
-        """In evaluation mode on the training set of an epoch."""
+    def test(self) -> list[tuple[float, float]]:
+        """Loss and accuracy of every cell on the official test set."""
+        return self._measured(lambda _: in_parts(*self.task.test()))
 
-    @abstractmethod
-    def _still_training_losses(self) -> Sequence[float | None]:
-        """In evaluation mode on the training set without offsets and flips; None where training images have none."""
+    def validation(self) -> list[tuple[float, float]]:
+        """Loss and accuracy of every cell on the validation part of its seed."""
+        return self._measured(lambda seed: in_parts(*self.task.validation(seed)))
+
+    def batch_validation(self) -> list[tuple[float, float] | None]:
+        """The same with the statistics of batches as large as in training; None for all but batch norm."""
+        size = self.cells[0].batch_size
+        return self._measured(lambda seed: full_batches(*self.task.validation(seed), size), in_batches=True)
+
+    def training_losses(self, number: int, still: bool = False) -> list[float]:
+        """In evaluation mode on the training set of an epoch, without offsets and flips if it is to be `still`."""
+
+        def samples(seed: int) -> Iterator[LabelledImages]:
+            batches = self.task.batches(seed, self.cells[0].batch_size)
+            for images, labels in (batches.still() if still else batches).chunks(number, MEASURE):
+                yield images.flatten(0, 1), labels.flatten(0, 1)
+
+        return [loss for loss, _ in self._measured(samples)]
 
     def losses(self) -> list[float]:
         """The running mean of the loss of every cell; not finite where it diverged."""
@@ -255,14 +267,15 @@ class Trainer(ABC):
 
     def curves(self, number: int) -> list[dict[str, float]]:
         """The measurements of every cell after an epoch, by the names of `records`."""
-        training = self._training_losses(number), self._still_training_losses()
-        measured = *training, self._validation(), self._batch_validation()
+        moves = self.task.experiment.augmentation.moves
+        still = self.training_losses(0, still=True) if moves else [None] * len(self.cells)
+        measured = self.training_losses(number), still, self.validation(), self.batch_validation()
         result = []
-        for train, evaluated, still, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):
+        for train, evaluated, unmoved, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):
             curve = {TRAIN_LOSS: train, TRAIN_EVAL_LOSS: evaluated, VALID_LOSS: loss}
             curve |= _unless_nan(VALID_ACCURACY, right)
-            if still is not None:
-                curve[TRAIN_STILL_LOSS] = still
+            if unmoved is not None:
+                curve[TRAIN_STILL_LOSS] = unmoved
             if in_batches is not None:
                 curve |= {VALID_BATCH_LOSS: in_batches[0]} | _unless_nan(VALID_BATCH_ACCURACY, in_batches[1])
             result.append(curve)
@@ -553,38 +566,17 @@ class SingleTrainer(Trainer):
             else:
                 group["lr"] = rate
 
-    def _validation(self) -> list[tuple[float, float]]:
-        return [self._measured(in_parts(*self.task.validation(self.cell.seed)))]
-
-    def _training_losses(self, number: int) -> list[float]:
-        batches = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
-        return [self._measured(batches)[0]]
-
-    def _still_training_losses(self) -> list[float | None]:
-        if not self.batches.augmentation.moves:
-            return [None]
-        chunks = self.batches.still().chunks(0, MEASURE)
-        return [self._measured((x.flatten(0, 1), y.flatten(0, 1)) for x, y in chunks)[0]]
-
-    def _batch_validation(self) -> list[tuple[float, float] | None]:
-        if self.cell.method != "batch":
+    def _measured(self, samples: Samples, in_batches: bool = False) -> list[Any]:
+        if in_batches and self.cell.method != "batch":
             return [None]
         saved = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        batches = full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size)
-        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), batches, self.task.loss)
+        self.model.train(in_batches)
+        scores = functools.partial(self._scores, self.model)
+        loss, right = loss_and_accuracy(scores, samples(self.cell.seed), self.task.loss)
+        self.model.train()
         for buffer, value in saved:
             buffer.copy_(value)
         return [(float(loss), float(right))]
-
-    def _measured(self, batches: Any) -> tuple[float, float]:
-        self.model.eval()
-        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), batches, self.task.loss)
-        self.model.train()
-        return float(loss), float(right)
-
-    def test(self) -> list[tuple[float, float]]:
-        """Loss and accuracy on the official test set."""
-        return [self._measured(in_parts(*self.task.test()))]
 
     def trained(self) -> list[nn.Module]:
         """The network as it is now."""
