@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from varprop.text_table import Table
 from . import datasets
 from .batches import scaled
 from .environment import provenance, reproducible, write_atomically
-from .figures import Figure, Panel, PlottedSeries, draw
+from .figures import Figure, Panel, PlottedSeries, draw, line_style
 
 METHODS = ("batch norm", "group norm", "analytic")
 BATCHES = (2, 4, 32)
@@ -39,10 +40,10 @@ MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 WIDTH = 8  # channels of the first layer
 NOISE = 0.1  # variance, on pixels between 0 and 1: clean digits are too easy to tell anything
 HELD_OUT = 240
-LOOK = {  # on white, on a dark page, line and marker
-    "batch norm": ("#0064a8", "#4aa3ff", "solid", "o"),
-    "group norm": ("#603000", "#cc183c", "dashdot", "X"),
-    "analytic": ("#d55e00", "#ff8c42", "solid", "D"),
+LOOK = {
+    "batch norm": line_style("batch"),
+    "group norm": {**line_style("group"), "dash": "dashdot"},
+    "analytic": line_style("analytic"),
 }
 
 
@@ -89,7 +90,7 @@ def network(method: str, seed: int, count: int = 1) -> nn.Sequential:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, 2 * WIDTH)):
-        shape = {"kernel_size": 3, "stride": 2, "padding": 1, "groups": count}
+        shape: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1, "groups": count}
         layers.append(nn.Conv2d(count * inputs, count * outputs, **shape, bias=method == "analytic"))  # norms have one
         if method == "batch norm":
             layers.append(nn.BatchNorm2d(count * outputs))
@@ -231,7 +232,9 @@ def figure(results: list[Trained]) -> Figure:
         sizes = tuple(float(result.batch) for result in chosen)
         means = tuple(map(statistics.mean, percent))
         low, high = (tuple(map(extreme, percent)) for extreme in (min, max))
-        series.append(PlottedSeries(method, *LOOK[method], sizes, means, low, high, seeds=len(SEEDS), rank=rank))
+        series.append(
+            PlottedSeries(method, **LOOK[method], x=sizes, y=means, low=low, high=high, seeds=len(SEEDS), rank=rank)
+        )
     caption = "Every normalization at its best rate on held-out images; bands from the lowest to the highest seed."
     labels = "batch size", "test accuracy (%)"
     return Figure("demo", "Digits by batch size", caption, (Panel("", tuple(series)),), *labels, True, False)
