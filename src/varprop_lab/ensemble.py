@@ -33,7 +33,6 @@ from .training import (
     Loss,
     RunningLoss,
     Samples,
-    Scores,
     Task,
     Tick,
     Trainer,
@@ -54,20 +53,16 @@ def flat_step(function: Flat, arguments: list[Tensor]) -> Flat:
 
     The function may change copies of its arguments, but not these.
     """
-    with _without_collection():
-        return torch.no_grad()(_reduced(_with_constants(_without_mutation(function, arguments))))
-
-
-def _without_mutation(function: Flat, arguments: list[Tensor]) -> fx.GraphModule:
-    # In two passes: torch cannot yet do it while a function with a derivative of its own is being differentiated.
-    graph = _graph_of(function, arguments)
-    if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in graph.graph.nodes):
-        graph = _graph_of(torch.func.functionalize(graph), arguments)
-    return _reduced(graph)
+    with _without_collection(), torch.no_grad():
+        graph = _graph_of(function, arguments)
+        # In two passes: torch cannot yet do it while a function with a derivative of its own is being differentiated.
+        if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in graph.graph.nodes):
+            graph = _graph_of(torch.func.functionalize(graph), arguments)
+        return _reduced(_with_constants(_reduced(graph)))
 
 
 def _graph_of(function: Callable[..., Any], arguments: list[Tensor]) -> fx.GraphModule:
-    with torch.no_grad(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*performance drop.*")
         return make_fx(lambda *tensors: function(*tensors))(*arguments)
 
@@ -79,24 +74,21 @@ def _reduced(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _with_constants(graph: fx.GraphModule) -> fx.GraphModule:
     """Tensors that depend on no argument become attributes, in place."""
-    for index, (node, value) in enumerate(_constants(graph).items()):
-        if node.op == "call_function" and isinstance(value, Tensor):
-            graph.register_buffer(f"_constant{index}", value)
-            with graph.graph.inserting_before(node):
-                node.replace_all_uses_with(graph.graph.get_attr(f"_constant{index}"))
-    return graph
-
-
-def _constants(graph: fx.GraphModule) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
-    for node in graph.graph.nodes:
+    for node in list(graph.graph.nodes):
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if node.op == "get_attr":
             values[node] = operator.attrgetter(str(node.target))(graph)
         elif node.op == "call_function" and not random and all(x in values for x in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-    return values
+            values[node] = value = node.target(*args, **kwargs)
+            if isinstance(value, Tensor):
+                graph.register_buffer(f"_constant{len(values)}", value)
+                with graph.graph.inserting_before(node):
+                    constant = graph.graph.get_attr(f"_constant{len(values)}")
+                node.replace_all_uses_with(constant)
+                values[constant] = value
+    return graph
 
 
 @contextlib.contextmanager
@@ -269,8 +261,9 @@ class StackedNetworks:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
 
-    def measured(self, batches: Iterable[LabelledImages], scores: Scores) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of every network on samples and targets of its own."""
+    def measured(self, batches: Iterable[LabelledImages], in_batches: bool = False) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of every network on samples and targets of its own, with outputs as of `scores`."""
+        scores = functools.partial(self.scores, in_batches=in_batches)
         if self.loss is None:
             return loss_and_accuracy(scores, batches)
         targets = None if self.seed_index is None else 0
@@ -282,16 +275,11 @@ class StackedNetworks:
         return [{name: tensor[index].clone() for name, tensor in stacked.items()} for index in range(len(self.cells))]
 
     @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
-        """Outputs of each network in evaluation mode, for images with a first axis for the seeds."""
-        self.template.eval()
-        scores = self.scores_in_batch_mode(images)
-        self.template.train()
-        return scores
+    def scores(self, images: Tensor, in_batches: bool = False) -> Tensor:
+        """Outputs of each network in evaluation mode, for images with a first axis for the seeds.
 
-    @torch.no_grad()
-    def scores_in_batch_mode(self, images: Tensor) -> Tensor:
-        """Outputs with the statistics of these images where a network uses them; its buffers stay."""
+        With `in_batches` a network that uses statistics of a batch uses those of these images; its buffers stay.
+        """
 
         def run(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -300,7 +288,9 @@ class StackedNetworks:
         buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
         samples = None if self.seed_index is None else 0
         together = torch.vmap(run, in_dims=(0, 0, samples), randomness="different")
+        self.template.train(in_batches)
         result: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
+        self.template.train()
         return result
 
 
@@ -385,8 +375,7 @@ class EnsembleTrainer(Trainer):
                 result += [None] * len(stack.cells)
                 continue
             batches = self._stacked(samples(seed) for seed in self.seeds)
-            scores = stack.scores_in_batch_mode if in_batches else stack.scores
-            measured = stack.measured(((x, stack.own(y)) for x, y in batches), scores)
+            measured = stack.measured(((x, stack.own(y)) for x, y in batches), in_batches)
             result += zip(*(tensor.tolist() for tensor in measured), strict=True)
         return result
 
