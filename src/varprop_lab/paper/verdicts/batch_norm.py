@@ -151,7 +151,6 @@ _GAP = (
     "On clean MNIST BN shows less overfitting",
     f"{_GAP}; at one rate, about what the search finds.",
     "overfitting/validation-loss",
-    fixed=True,
     experiment="overfitting",
     training=TRAIN_STILL_LOSS,
 )
@@ -160,7 +159,6 @@ _GAP = (
     "On MNIST without offsets BN shows less overfitting",
     f"{_GAP}; a question of ours, at one rate.",
     "still-mnist/validation-loss",
-    fixed=True,
     experiment="still-mnist",
     training=TRAIN_EVAL_LOSS,
 )
@@ -190,7 +188,6 @@ _GENERALIZES = (
     "On MNIST without offsets BN generalizes better than the others, AP2 included",
     f"{_GENERALIZES}; a question of ours, at one rate.",
     "still-mnist/validation-accuracy",
-    fixed=True,
     experiment="still-mnist",
 )
 def _generalizes(evidence: Evidence, experiment: str) -> Judgement:
@@ -357,7 +354,6 @@ def _small_batches(
     sizes = (size, PAPER_BATCH)
     small, usual = (evidence.sample("small-batches", method, "bn", metric, batch_size=b) for b in sizes)
     outcome = verdict(small, usual)
-    name = "validation error" if metric is final_error else "training loss"
-    texts = [sample.percent() if metric is final_error else sample.text() for sample in (small, usual)]
-    line = f"{name}, {method_label(method)}: {texts[0]} with batches of {size}, {texts[1]} with 128: {outcome}"
+    name, text = ("validation error", Sample.percent) if metric is final_error else ("training loss", Sample.text)
+    line = f"{name}, {method_label(method)}: {text(small)} with batches of {size}, {text(usual)} with 128: {outcome}"
     return Judgement(outcome, (line,))

@@ -233,7 +233,6 @@ class Claim:
     figure: str  # ``experiment/figure`` that bears on it
     experiments: tuple[str, ...]  # that it is about
     judge: Rule
-    fixed: bool  # whether the learning rate was fixed, so that no bound plays a part
 
 
 def claim(
@@ -242,7 +241,6 @@ def claim(
     rule: str,
     figure: str = "",
     experiments: tuple[str, ...] = (),
-    fixed: bool = False,
     cases: Sequence[Any] | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., Judgement]], Callable[..., Judgement]]:
@@ -254,13 +252,9 @@ def claim(
     about = experiments or tuple(filter(None, [figure.partition("/")[0]]))
 
     def register(judge: Callable[..., Judgement]) -> Callable[..., Judgement]:
-        judge_one = functools.partial(judge, **settings)
-
-        def judge_all(evidence: Evidence) -> Judgement:
-            return each(functools.partial(judge_one, evidence), cases or ())
-
-        judge_claim = judge_one if cases is None else judge_all
-        REGISTERED[name] = Claim(name, text, rule, figure, about, judge_claim, fixed)
+        one = functools.partial(judge, **settings)
+        judge_claim = one if cases is None else lambda evidence: each(functools.partial(one, evidence), cases)
+        REGISTERED[name] = Claim(name, text, rule, figure, about, judge_claim)
         return judge
 
     return register

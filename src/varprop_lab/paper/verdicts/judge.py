@@ -1,10 +1,7 @@
 """The paper's claims against the outcomes: each a small function from runs to a verdict with its numbers.
 
-How a verdict comes about. A *difference* counts only when zero lies outside the 95 % interval of its mean over the
-seeds that both sides have (`seed_statistics`). A *threshold* is passed when every seed passes it, failed when every
-seed fails it, and undecided otherwise. A claim of several parts holds when all parts hold, does not hold when one of
-them does not at a level divided by their number, and is within noise otherwise. What has not been run is never
-guessed: the verdict is ``no data``.
+How a verdict comes about is said by `RULE`, which stands below the verdicts. What has not been run is never guessed:
+the verdict is ``no data``.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from varprop.text_table import Table
 from ...environment import write_atomically
 from ...protocol import PAPER_LR_MAX
 from ...store import Run
+from ..experiments import EXPERIMENTS
 from . import batch_norm, comparisons, training  # noqa: F401  (their claims register themselves)
 from .evidence import REGISTERED, Claim, Evidence, judged
 
@@ -79,7 +77,7 @@ def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = 
     by_bound: dict[float | None, Verdict] = {}
     for bound in bounds or (None,):
         finding = judged(claim.judge, Evidence(outcomes, bound, benchmarks))
-        setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
+        setting = "" if bound is None else f"lr {'≤' if EXPERIMENTS[claim.experiments[0]].search else '='} {bound:g}"
         by_bound[bound] = Verdict(
             claim.name, claim.text, str(finding.verdict), claim.rule, finding.measured, claim.figure, setting
         )

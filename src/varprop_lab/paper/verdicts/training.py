@@ -186,7 +186,6 @@ _ZERO = f"Every seed ends with a running training loss of at most {NEAR_ZERO:.3f
     f"{_ZERO}; a question of ours, at one rate.",
     "still-mnist/training",
     cases=STARTS,
-    fixed=True,
     experiment="still-mnist",
 )
 def _near_zero(evidence: Evidence, start: str, experiment: str) -> Judgement:
@@ -207,7 +206,6 @@ _OVERFITS = (
     f"{_OVERFITS}; at one rate, about what the search finds.",
     "overfitting/validation-loss",
     cases=STARTS,
-    fixed=True,
     experiment="overfitting",
     training=TRAIN_STILL_LOSS,
 )
@@ -217,7 +215,6 @@ _OVERFITS = (
     f"{_OVERFITS}; a question of ours, at one rate.",
     "still-mnist/validation-loss",
     cases=STARTS,
-    fixed=True,
     experiment="still-mnist",
     training=TRAIN_EVAL_LOSS,
 )
@@ -351,7 +348,6 @@ def _evaluation_is_better(evidence: Evidence, span: Span) -> Judgement:
     "the roughness of its evaluation, measured as above, are lower with 0.01 by more than the noise, and the final "
     f"running training losses differ by at most {SAME_TRAINING:.1%}.",
     "momentum/training",
-    fixed=True,
 )
 def _smaller_momentum_helps(evidence: Evidence) -> Judgement:
     metrics = {
