@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import varprop as vp
+from varprop.cli.inputs import PICTURES
 from varprop.cli.models import callable_named, did_you_mean, located
 
 from . import datasets, report
@@ -187,7 +189,6 @@ def compare(
 
 
 PARTS = ("training inputs", "training targets", "test inputs", "test targets")
-PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 FEWEST = 10  # training samples: a tenth of them validates
 TEST_SHARE = 0.2  # of data that come without a test set
 HOW = (
@@ -231,18 +232,19 @@ def function_at(text: str, what: str, names: Sequence[str] = ()) -> Callable[...
         raise CompareError(
             f"The {what} is given as path.py:function{choices}, not {text!r}.{did_you_mean(text, names)}"
         )
-    function: Callable[..., Any] = _called(lambda: callable_named(path, name), f"The {what} {text}")
-    return function
+    with _explained(f"The {what} {text} failed"):
+        return callable_named(path, name)
 
 
-def _called(function: Callable[[], Any], what: str) -> Any:
-    """The result of the user's code; its error as one sentence with file and line."""
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Within, an error of the user's code becomes one sentence with its file and line."""
     try:
-        return function()
+        yield
     except vp.VarpropError:
         raise
     except Exception as error:
-        raise CompareError(f"{what} failed: {located(error)}") from error
+        raise CompareError(f"{what}: {located(error)}") from error
 
 
 # --- data ---
@@ -256,7 +258,9 @@ def data_of(data: Any, has_loss: bool, root: Path | str | None = None) -> Datase
     """
     name = data if isinstance(data, str) else "The data"
     if isinstance(data, str) and ":" in data and not Path(data).exists():
-        data = _called(function_at(data, "data set"), f"The data set {data}")
+        function = function_at(data, "data set")
+        with _explained(f"The data set {data} failed"):
+            data = function()
     elif isinstance(data, str):
         path = Path(data).expanduser()
         if path.is_dir():
@@ -423,16 +427,13 @@ def check_augmentation(augmentation: Augmentation, data: Dataset) -> None:
 @torch.no_grad()
 def check_model(factory: Factory, data: Dataset, loss: Loss | None) -> None:
     """Refuse a model that does not take the inputs, has nothing to normalize, or whose outputs do not fit the loss."""
-    model = _called(factory, "The function of the model")
+    with _explained("The function of the model failed"):
+        model: Any = factory()
     if not isinstance(model, nn.Module):
         raise CompareError(f"The function of the model must return an nn.Module, not {type(model).__name__}.")
     inputs, targets = scaled(data.train_x[:2]), data.train_y[:2]
-    try:
+    with _explained(f"The model does not take inputs of shape {tuple(inputs.shape)} {inputs.dtype}"):
         outputs = model.eval()(inputs)
-    except Exception as error:
-        raise CompareError(
-            f"The model does not take inputs of shape {tuple(inputs.shape)} {inputs.dtype}: {located(error)}"
-        ) from error
     if not isinstance(outputs, Tensor):
         raise CompareError(f"The model must return a tensor, not {type(outputs).__name__}.")
     if loss is not None:
@@ -455,12 +456,9 @@ def check_model(factory: Factory, data: Dataset, loss: Loss | None) -> None:
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
     shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Using a target size")  # it would broadcast one against the other
-            value = loss(outputs, targets)
-    except Exception as error:
-        raise CompareError(f"The loss does not take {shapes}: {located(error)}") from error
+    with _explained(f"The loss does not take {shapes}"), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # it would broadcast one against the other
+        value: Any = loss(outputs, targets)
     if not isinstance(value, Tensor) or value.ndim:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise CompareError(f"The loss must return one number as a tensor, the mean over samples, not {shape}.")
