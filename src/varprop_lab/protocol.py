@@ -138,13 +138,7 @@ METHOD_MEANINGS = {
     "layer": "layer normalization",
     "group": "group normalization",
 }
-START_LABELS = {
-    "none": "init = None",
-    "bn": "init = BN",
-    "ap2": "init = AP2",
-    "orthogonal": "init = orthogonal",
-    "wn": "init = WN",
-}
+START_NAMES = {"none": "None", "bn": "BN", "ap2": "AP2", "orthogonal": "orthogonal", "wn": "WN"}
 VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1", "momentum": "momentum 0.01"}
 EXPERIMENT_LABELS = {
     "mnist": "MNIST",
@@ -173,7 +167,7 @@ def method_label(method: str, variant: str = "", evaluation: bool = False) -> st
 
 def start_label(start: str) -> str:
     """``init = None`` and so on, as in the paper."""
-    return START_LABELS.get(start, f"init = {start}")
+    return f"init = {START_NAMES.get(start, start)}"
 
 
 def experiment_label(experiment: str) -> str:
@@ -193,7 +187,7 @@ def series_rank(method: str, variant: str = "", evaluation: bool = False) -> int
 
 def start_rank(start: str) -> int:
     """Sorts starts in the order of the paper."""
-    return _rank(start, START_LABELS)
+    return _rank(start, START_NAMES)
 
 
 def experiment_rank(experiment: str) -> tuple[int, str]:
