@@ -155,14 +155,10 @@ def _positions(
 
 
 def statistics(dataset: Dataset, indices: Tensor, augmentation: Augmentation) -> vp.Moments:
-    """Mean and variance of the augmented training images, exactly: the average over all offsets and flips.
+    """Mean and variance of the augmented training images: of pixels (1, C, H, W), of elements of other samples.
 
-    Nothing is sampled. The mean image and the mean squared image, averaged over every offset and both orientations, are
-    what a measurement converges to after many passes; the noise adds its variance to each pixel.
-
-    Returns:
-        Statistics of pixels (1, C, H, W), or of channels (1, C, 1, 1) where the images have several: colour images go
-        through convolutions, for which one value stands for all positions; of every element of other samples.
+    Nothing is sampled: they are averages over every offset and both orientations, and noise adds its variance. Images
+    of several channels go through convolutions and get one value for all positions (1, C, 1, 1).
     """
     first, second = (_spread(image, augmentation) for image in _power_means(dataset.train_x, indices))
     if first.ndim == 3 and first.shape[0] > 1:

@@ -173,15 +173,12 @@ def reproduce(options: argparse.Namespace) -> None:
 
     wanted, out = expanded(options.names), options.out
     settings = {
-        "seeds": options.seeds,
-        "epochs": options.epochs,
-        "lr_max": tuple(options.lr_max) if options.lr_max else None,
+        **{
+            name: getattr(options, name) for name in ("seeds", "epochs", "compiled", "search", "own_weights", "borders")
+        },
+        "lr_max": tuple(options.lr_max or ()) or None,
         "methods": listed(options.methods, METHODS, "--methods") if options.methods else None,
         "starts": listed(options.starts, ALL_STARTS, "--starts") if options.starts else None,
-        "compiled": options.compiled,
-        "search": options.search,
-        "own_weights": options.own_weights,
-        "borders": options.borders,
     }
     with stoppable(CONTINUE):
         trained = [name for name in wanted if name not in UNTRAINED]
@@ -237,28 +234,17 @@ def compare(options: argparse.Namespace) -> None:
     from . import comparison
     from .batches import Augmentation
 
-    methods = listed(options.methods, ALL_METHODS, "--methods")
-    starts = listed(options.starts, COMPARED_STARTS, "--starts")
-    sizes = {
-        "seeds": options.seeds,
-        "epochs": options.epochs,
-        "lr_max": tuple(options.lr_max) if options.lr_max else None,
+    settings = {
+        **{name: getattr(options, name) for name in ("loss", "optimizer", "out", "batch_size")},
+        **{name: value for name in ("seeds", "epochs", "lr_max") if (value := getattr(options, name)) is not None},
+        "methods": listed(options.methods, ALL_METHODS, "--methods"),
+        "starts": listed(options.starts, COMPARED_STARTS, "--starts"),
+        "augmentation": Augmentation(options.shift, options.flip, options.noise),
+        "together": not options.one_at_a_time,
+        **_run_options(options),
     }
     with stoppable(CONTINUE):
-        result = comparison.compare(
-            options.model,
-            options.dataset,
-            methods=methods,
-            starts=starts,
-            loss=options.loss,
-            optimizer=options.optimizer,
-            out=options.out,
-            augmentation=Augmentation(options.shift, options.flip, options.noise),
-            batch_size=options.batch_size,
-            together=not options.one_at_a_time,
-            **{name: value for name, value in sizes.items() if value is not None},
-            **_run_options(options),
-        )
+        result = comparison.compare(options.model, options.dataset, **settings)
         print(result)
         print(f"Report: {result.report().resolve()}")
 
@@ -293,19 +279,13 @@ def bench(options: argparse.Namespace) -> None:
     from .bench.cases import CASES, MODES, VARIANTS
     from .bench.run import Options, measure
 
-    chosen = Options(
-        device=options.device,
-        cases=listed(options.cases, CASES, "--cases") if options.cases else None,
-        modes=listed(options.modes, MODES, "--modes") if options.modes else None,
-        variants=listed(options.variants, tuple(VARIANTS), "--variants") if options.variants else None,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        max_seconds=options.max_seconds,
-        out=options.out,
-        tiny=options.tiny,
-    )
+    names: dict[str, Any] = {
+        name: listed(getattr(options, name), allowed, f"--{name}") if getattr(options, name) else None
+        for name, allowed in (("cases", CASES), ("modes", MODES), ("variants", tuple(VARIANTS)))
+    }
+    others = {name: getattr(options, name) for name in ("device", "rounds", "seconds", "max_seconds", "out", "tiny")}
     with stoppable("What was measured is kept in the folder of the results."):
-        measure(chosen)
+        measure(Options(**names, **others))
 
 
 # --- data ---

@@ -67,8 +67,12 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
     """
     if name not in NAMES:
         raise DataError(unknown("data set", name, NAMES))
-    read = {"mnist": _load_mnist, "cifar10": _load_cifar10}
-    tensors = _load_digits() if name == "digits" else read[name](_found(name, root))
+    if name == "digits":
+        tensors = _load_digits()
+    else:
+        folder = _found(name, root)
+        read = _idx_pair if name == "mnist" else _cifar10_pair
+        tensors = *read(folder, "train"), *read(folder, "t10k")
     train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in tensors)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
 
@@ -133,10 +137,6 @@ def _found(name: str, root: Path | str | None) -> Path:
     return folder
 
 
-def _load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *_idx_pair(folder, "train"), *_idx_pair(folder, "t10k")
-
-
 def _idx_pair(folder: Path, subset: str) -> tuple[Tensor, Tensor]:
     images = read_idx(folder / f"{subset}-images-idx3-ubyte")
     labels = read_idx(folder / f"{subset}-labels-idx1-ubyte")
@@ -165,18 +165,16 @@ def read_idx(path: Path) -> Tensor:
 def _bytes_of(path: Path) -> bytes:
     packed = path.with_name(f"{path.name}.gz")
     try:
-        return path.read_bytes() if path.is_file() else _decompressed(packed)
+        if path.is_file():
+            return path.read_bytes()
+        with gzip.open(packed) as file:
+            content = file.read(_LARGEST + 1)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run `varprop data get` for this data set again.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(packed, f"it cannot be decompressed ({error})") from error
     except OSError as error:
         raise DataError(f"{path} could not be read: {error.strerror or error}.") from error
-
-
-def _decompressed(packed: Path) -> bytes:
-    with gzip.open(packed) as file:
-        content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise _damaged(packed, f"it holds more than {_LARGEST} bytes")
     return content
@@ -196,10 +194,10 @@ def _labels(values: Tensor, source: Path) -> Tensor:
     return values.long()
 
 
-def _load_cifar10(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    train = [_cifar10_batch(folder / f"data_batch_{number}.bin") for number in range(1, 6)]
-    images, labels = zip(*train, strict=True)
-    return torch.cat(images), torch.cat(labels), *_cifar10_batch(folder / "test_batch.bin")
+def _cifar10_pair(folder: Path, subset: str) -> tuple[Tensor, Tensor]:
+    names = [f"data_batch_{number}" for number in range(1, 6)] if subset == "train" else ["test_batch"]
+    images, labels = zip(*(_cifar10_batch(folder / f"{name}.bin") for name in names), strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
 def _cifar10_batch(path: Path) -> tuple[Tensor, Tensor]:

@@ -61,10 +61,9 @@ def find_lrs(
 ) -> dict[str, vp.LRSearch]:
     """Search for several learning rates at once, by name, as `vp.find_lr` does for one.
 
-    Brent's method is deterministic, so in every round each search is repeated from its first evaluation with the losses
-    known so far, those of an earlier run (`recorded`) among them; the rate at which it asks for a new loss is what it
-    wants next. `evaluate` gives the losses at the rates that all searches that are not finished want. While the best
-    rate lies at the upper bound, the bound is moved up by a decade, at most to `limit`; by default it stays.
+    Brent's method is deterministic, so in every round each search is repeated with the losses known so far, those of
+    an earlier run (`recorded`) among them, until it asks for a new one; `evaluate` gives these for all of them at once.
+    While the best rate lies at the upper bound, the bound is moved up by a decade, at most to `limit` if there is one.
     """
     traces = {name: list((recorded or {}).get(name, [])) for name in bounds}
     searches: dict[str, vp.LRSearch] = {}
@@ -189,7 +188,11 @@ class _Job:
         self.context, self.name, self.protocol = context, name, context.task.experiment.protocol
         begun: dict[str, Any] = {"cells": [asdict(cell) for cell in cells], "traces": {}, "final": None, "seconds": 0.0}
         self.kept = context.store.load_partial(name) or begun
-        self.trainer = _trainer(context.task, [Cell(**cell) for cell in self.kept["cells"]])
+        task, begun_with = context.task, [Cell(**cell) for cell in self.kept["cells"]]
+        if task.experiment.precision.compiled:
+            torch.compiler.reset()  # what was compiled for earlier cells: torch keeps a few versions of a function only
+        together = task.experiment.together
+        self.trainer: Trainer = EnsembleTrainer(task, begun_with) if together else SingleTrainer(task, begun_with[0])
         self.started: float = time.monotonic() - self.kept["seconds"]
         self._keep()  # not before: what cannot be trained leaves nothing to go on with
 
@@ -239,7 +242,11 @@ class _Job:
             if number and not any(map(math.isfinite, trainer.losses())):
                 break
             trainer.epoch(number, context.tick)
-            _extend(curves, trainer, number, context.log)
+            for cell, curve, measured in zip(trainer.cells, curves, trainer.curves(number), strict=True):
+                if math.isfinite(measured[TRAIN_LOSS]):  # the curve of one that has diverged ends
+                    context.log(cell, number, measured)
+                    for name, value in measured.items():
+                        curve.setdefault(name, []).append(value)
             done = number + 1
             over = time.monotonic() > context.deadline
             if done == epochs or over or done % self.protocol.checkpoint_epochs == 0:
@@ -247,23 +254,6 @@ class _Job:
             if done < epochs:
                 context.check_time()
         return curves
-
-
-def _trainer(task: Task, cells: list[Cell]) -> Trainer:
-    if task.experiment.together:
-        return EnsembleTrainer(task, cells)
-    if task.experiment.precision.compiled:
-        torch.compiler.reset()  # what was compiled for earlier cells: torch keeps a few versions of a function only
-    return SingleTrainer(task, cells[0])
-
-
-def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:
-    """Add an epoch to the curve of each cell, unless it has diverged: then its curve ends."""
-    for cell, curve, measured in zip(trainer.cells, curves, trainer.curves(number), strict=True):
-        if math.isfinite(measured[TRAIN_LOSS]):
-            log(cell, number, measured)
-            for name, value in measured.items():
-                curve.setdefault(name, []).append(value)
 
 
 # ---------------------------------------------------------------------------------------------------- processes, Ray

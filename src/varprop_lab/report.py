@@ -103,12 +103,13 @@ def result_table(outcomes: Sequence[Outcome]) -> str:
 
 def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Outcomes that differ in nothing but the seed."""
-    groups = grouped(outcomes, lambda c: (c.experiment, c.lr_max, c.batch_size, *_place(c)))
+
+    def place(c: Cell) -> tuple[Any, ...]:
+        ranks = start_rank(c.start), c.start, method_rank(c.method, c.variant), c.method
+        return c.experiment, c.lr_max, c.batch_size, *ranks
+
+    groups = grouped(outcomes, place)
     return [groups[key] for key in sorted(groups)]
-
-
-def _place(cell: Cell) -> tuple[Any, ...]:
-    return start_rank(cell.start), cell.start, method_rank(cell.method, cell.variant), cell.method
 
 
 def _row(group: list[Outcome]) -> tuple[str, ...]:

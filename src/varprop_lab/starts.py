@@ -1,9 +1,9 @@
 """Where training begins: one plain network for a start, and its function in the parametrization of every method.
 
-Layer and group norm take the mean over channels away from every sample and divide it by a number of its own, so that
-no affine map gives the plain network's function back. They begin from the nearest that least squares on one batch
-finds, layer by layer: outputs of every layer are mixed so that they make up for what the norms before it changed, then
-its norm gets scale and shift for every channel. How far that is from the plain network is kept as the start gap.
+Layer and group norm shift and divide every sample by numbers of its own, so that no affine map gives the plain
+network's function back. They begin from the nearest that least squares on one batch finds, layer by layer: outputs are
+mixed so that they make up for what earlier norms changed, then every channel gets scale and shift. How far that is from
+the plain network is kept as the start gap.
 """
 
 from __future__ import annotations
@@ -107,13 +107,8 @@ def add_sample_norms_(model: nn.Module, method: str, batch: Tensor) -> nn.Module
         channels = int(layer.weight.shape[0])
         norm = SampleNorm(1 if method == "layer" else _groups(channels), channels, isinstance(layer, nn.Linear))
         layer.norm = norm.to(layer.weight.device, layer.weight.dtype)
-        layer.register_forward_hook(_normalize)
+        layer.register_forward_hook(lambda layer, _, output: layer.norm(output))
     return model
-
-
-def _normalize(layer: Any, _: Any, output: Tensor) -> Tensor:
-    normalized: Tensor = layer.norm(output)
-    return normalized
 
 
 def _groups(channels: int) -> int:
@@ -221,7 +216,10 @@ def original_network(factory: str | Factory, start: Start, seed: int, data: Star
     placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
     model = without_own_batch_norms(build(factory, seed_of(GENERAL, seed), **placed), data.batch[:1])
     if start == "orthogonal":
-        _orthogonal_(model, seeded(GENERAL, seed, 2))
+        generator = seeded(GENERAL, seed, 2)
+        for parameter in (parameter for parameter in model.parameters() if parameter.ndim > 1):
+            drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+            parameter.data.copy_(nn.init.orthogonal_(drawn, generator=generator))
     return model
 
 
@@ -275,14 +273,6 @@ def _whitened_(model: nn.Module, batch: Tensor) -> nn.Module:
 
     watch(model, batch, layers, whiten)
     return model
-
-
-@torch.no_grad()
-def _orthogonal_(model: nn.Module, generator: torch.Generator) -> None:
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
-            parameter.copy_(nn.init.orthogonal_(drawn, generator=generator))
 
 
 OWN_STARTS: dict[Method, tuple[Start, ...]] = {"weight": ("wn",), "batch": ("bn",), "analytic": ("ap2", "orthogonal")}

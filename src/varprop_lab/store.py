@@ -291,6 +291,7 @@ _CURVES = (TRAIN_LOSS, TRAIN_EVAL_LOSS, VALID_LOSS, VALID_ACCURACY)
 _SEARCH = ("lr", "search_loss", "evaluations", "at_bound", "flat", "search_diverged")
 _TEST = ("test_loss", "test_accuracy", "epochs", "diverged", "start_gap", "seconds")
 _SOURCE = ("varprop", "torch", "cuda", "hardware", "commit", "dirty", "started")
+_FLAGS = {"True": True, "False": False}
 _COLUMNS = {
     "runs": (*_CELL, *_SEARCH, *(f"final_{name}" for name in _CURVES), *_TEST, *_SOURCE),
     "curves": (*_CELL, "curve", "epoch", "value"),
@@ -364,20 +365,14 @@ def _rows(file: Path) -> Iterator[Row]:
 def _outcome_of_row(row: Row, curves: dict[str, list[float]], trace: list[tuple[float, float]]) -> Outcome:
     sizes = int(row["seed"]), int(row["batch_size"]), float(row["lr_max"])
     cell = Cell(row["experiment"], row["method"], row["start"], *sizes, row["variant"])
-    flags = (_flag(row[name]) for name in ("at_bound", "flat", "search_diverged"))
+    flags = (_FLAGS[row[name]] for name in ("at_bound", "flat", "search_diverged"))
     search = Search(float(row["lr"]), _number(row["search_loss"]), trace, *flags)
-    tests = _number(row["test_loss"]), _number(row["test_accuracy"]), _flag(row["diverged"])
+    tests = _number(row["test_loss"]), _number(row["test_accuracy"]), _FLAGS[row["diverged"]]
     return Outcome(cell, search, curves, *tests, float(row["start_gap"]), float(row["seconds"])).checked()
 
 
 def _number(text: str) -> float:
     return float(text) if text else math.nan
-
-
-def _flag(text: str) -> bool:
-    if text not in ("True", "False"):
-        raise ValueError(f"{text!r} is neither True nor False")
-    return text == "True"
 
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
@@ -438,24 +433,17 @@ def _missing_cells(experiment: str, outcomes: list[Outcome], manifest: dict[str,
     """Which methods of the grid have no outcome at all, start by start."""
     if not outcomes:
         return ["no finished cells"]
-    methods, starts = _expected_grid(experiment, manifest)
+    configuration = {} if experiment == "naive" else manifest.get("configuration", {})  # there each has its own start
+    grid = {"methods": METHODS, "starts": STARTS} if experiment in PAPER_GRIDS else configuration
     settings = sorted({(o.cell.lr_max, o.cell.batch_size) for o in outcomes})
     have = {(o.cell.lr_max, o.cell.batch_size, o.cell.start, o.cell.method) for o in outcomes}
     return [
         f"no finished cell of {method} from {start} (batch {batch}, lr at most {bound:g})"
         for bound, batch in settings
-        for start in starts
-        for method in methods
+        for start in grid.get("starts", ())
+        for method in grid.get("methods", ())
         if (bound, batch, start, method) not in have
     ]
-
-
-def _expected_grid(experiment: str, manifest: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Methods and starts to be expected: the paper's, the configuration's, or none beyond those found."""
-    if experiment in PAPER_GRIDS:
-        return list(METHODS), list(STARTS)
-    configuration = {} if experiment == "naive" else manifest.get("configuration", {})
-    return configuration.get("methods", []), configuration.get("starts", [])
 
 
 def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:

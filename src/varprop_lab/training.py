@@ -64,13 +64,11 @@ def full_batches(images: Tensor, labels: Tensor, size: int, axis: int = 0) -> It
 def loss_and_accuracy(
     scores: Scores, batches: Iterable[LabelledImages], losses: Losses | None = None, axis: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss and share of right answers; an answer that is not finite is not right.
+    """Mean loss and share of right answers as float64 tensors on the device; what is not finite is not right.
 
     Scores are (..., samples, classes), labels of a shape that broadcasts to (..., samples). With `losses`, mean losses
-    of networks from their outputs and the targets in place of cross-entropy, outputs may have any shape (samples along
-    `axis`), and the share of right answers is NaN unless targets are classes of their last axis.
-
-    Returns two float64 tensors, without the axis of samples: nothing here waits for the device.
+    of networks in place of cross-entropy, outputs may have any shape (samples along `axis`), and the share of right
+    answers is NaN unless targets are classes of their last axis.
     """
     if losses is None:
         sums = [_sums(scores(images), labels) for images, labels in batches]
@@ -138,11 +136,10 @@ EPS = 1e-8
 
 
 def adam_(parameters: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, rates: Tensor, step: Tensor) -> None:
-    """One step of Adam (Kingma & Ba 2015) in place, the same for every row as `torch.optim.Adam` makes it.
+    """One step of Adam (Kingma & Ba 2015) in place, as `torch.optim.Adam` makes it: a row is a network with its rate.
 
-    A network is a row and has a rate of its own. `mean` and `square` are the running means of gradients and of their
-    squares, zero before the first step. `step` is the number of this step, from 1, as a float64 tensor: nothing here
-    waits for the device.
+    `mean` and `square` are the running means of gradients and of their squares, zero before the first step. `step` is
+    its number, from 1, as a float64 tensor: nothing here waits for the device.
     """
     first, second = BETAS
     mean.lerp_(gradients, 1 - first)
