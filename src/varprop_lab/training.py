@@ -244,7 +244,7 @@ class Trainer(ABC):
         return self._measured(lambda seed: in_parts(*self.task.validation(seed)))
 
     def batch_validation(self) -> list[tuple[float, float] | None]:
-        """The same with the statistics of batches as large as in training; None for all but batch norm."""
+        """Validation with statistics of batches as large as in training; None for all but batch norm."""
         size = self.cells[0].batch_size
         return self._measured(lambda seed: full_batches(*self.task.validation(seed), size), in_batches=True)
 

@@ -375,7 +375,7 @@ class MeanEvaluation(Evaluation):
             return left.clamp_min(0)
 
     def _left_of_elements(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
-        """What lines leave of a curved function of several values, such as a quotient or the larger of two."""
+        """The variance that lines leave of a curved function of several values, such as a quotient."""
         read = {}
         for operand in random:
             x = self.value(operand).dense()
@@ -571,7 +571,7 @@ def _with_fixed_variance(value: Any) -> Any:
 
 
 def kind_of(node: Node, rule: Rule) -> str:
-    """What a source of noise is called: `SourceShare.kind`."""
+    """The kind of a source of noise: `SourceShare.kind`."""
     in_dropout = rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name
     if rule.noise or rule.mixture is not None or in_dropout:
         return "dropout"

@@ -34,19 +34,11 @@ RESHAPES = (
 
 @dataclass(frozen=True)
 class LastFunction:
-    """The function of elements by which a network ends.
+    """The function of elements in which a network ends."""
 
-    Attributes:
-        plan: That of the whole network.
-        node: The function.
-        path: The operations that it consists of, itself the last.
-        before: The plan of the network without it.
-    """
-
-    plan: Plan
+    plan: Plan  # of the whole network
     node: Node
-    path: list[Node]
-    before: Plan
+    before: Plan  # of the network without the function
 
     @staticmethod
     def of(plan: Plan, random: Iterable[Node]) -> LastFunction | None:
@@ -71,7 +63,7 @@ class LastFunction:
             return None
         nodes = program.nodes[: program.nodes.index(root) + 1]
         shorter = program.once(("before", root), lambda: replace(program, nodes=nodes, outputs=[root], facts={}))
-        function = LastFunction(plan, node, path, plan_for(shorter, tuple(random)))
+        function = LastFunction(plan, node, plan_for(shorter, tuple(random)))
         return None if function._clusters().line(node)[0] is root else function
 
     def _clusters(self) -> SlopedClusters:
