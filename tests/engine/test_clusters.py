@@ -378,3 +378,35 @@ def test_all_kinks_of_a_curve_are_found(name, std):
     mean = (weight * values).sum()
     expected = (weight * (values - mean).square()).sum().sqrt()
     assert abs(float((found.mean - mean) / expected)) < 2e-5 and abs(float(found.std / expected - 1)) < 2e-5
+
+
+OF_TRUTH = {  # a function of a truth value, with its values of true and false
+    "choice of numbers": (lambda c: torch.where(c, 2.0, -0.5), 2.0, -0.5),
+    "masked": (lambda c: torch.full((2, 3), 3.0, dtype=torch.float64).masked_fill(c, -1.0), -1.0, 3.0),
+    "not": (lambda c: torch.where(~c, 2.0, -1.0), -1.0, 2.0),
+    "logical not": (lambda c: torch.logical_not(c).double() * 4.0, 0.0, 4.0),
+    "a curve behind it": (lambda c: torch.where(c, 2.0, -1.0).exp().relu(), math.exp(2.0), math.exp(-1.0)),
+}
+
+
+class Comparison(nn.Module):
+    """A function of whether one input is above another."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.function(a > b)
+
+
+@pytest.mark.parametrize("name", OF_TRUTH)
+def test_every_function_of_a_truth_value_is_a_line_between_its_two_values(name):
+    function, true, false = OF_TRUTH[name]
+    a = vp.Moments(torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3), 0.7)
+    b = vp.Moments(torch.zeros(2, 3, dtype=torch.float64), 0.5)
+    found = vp.propagate(Comparison(function), (a, b)).output
+    chance = torch.special.ndtr(a.mean / math.sqrt(1.2))
+    torch.testing.assert_close(found.mean.double(), chance * true + (1 - chance) * false, rtol=1e-6, atol=1e-6)
+    spread = chance * (1 - chance) * (true - false) ** 2
+    torch.testing.assert_close(found.var.double(), spread, rtol=1e-5, atol=1e-6)

@@ -308,3 +308,24 @@ def test_places_drawn_at_random_are_refused():
     model = hidden(lambda m, h: h[:, torch.randperm(5)[:3]].mean(1) if m.training else h.mean(1))()
     with pytest.raises(vp.VarpropError, match=r"reads at random positions \(aten.randperm\), a noise that cannot"):
         vp.predict(model, torch.randn(SEQUENCES), random="")
+
+
+class Votes(nn.Module):
+    """Numbers chosen by which of two random values is larger."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(32, 2)
+
+    def forward(self, x):
+        return self.head(torch.where(self.first(x) > self.second(x), 1.0, -1.0))
+
+
+def test_numbers_chosen_by_a_random_comparison_vary_as_draws_do():
+    torch.manual_seed(0)
+    model, x = Votes(), torch.randn(3, 64)
+    found = vp.predict(model, x, input_var=0.25)
+    with torch.no_grad():
+        drawn = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(3000)])
+    ratio = found.std / drawn.std(0)
+    assert float(ratio.min()) > 0.8 and float(ratio.max()) < 1.2

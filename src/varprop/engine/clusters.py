@@ -99,14 +99,25 @@ class Clusters:
 
     def _line(self, node: Node) -> tuple[Node, Line]:
         rule = self.plan.rules.get(node)
-        if not self.plan.inside_cluster(node) or rule is None or rule.affine is None:
+        if not self.plan.inside_cluster(node) or rule is None:
             return node, IDENTITY
         bases = {self.line(operand)[0] for operand in self.plan.random_operands(node)}
-        if len(bases) > 1:
-            return node, IDENTITY
-        args, kwargs = self.arguments(node, lambda operand: self.line(operand)[1])
-        result = rule.affine(*args, **kwargs)
-        return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
+        if rule.affine is not None and len(bases) == 1:
+            args, kwargs = self.arguments(node, lambda operand: self.line(operand)[1])
+            result = rule.affine(*args, **kwargs)
+            if isinstance(result, Line):
+                return bases.pop(), result
+        root = self.plan.root[node]
+        return (root, self._line_of_truth(node, root)) if root.info.dtype is torch.bool else (node, IDENTITY)
+
+    def _line_of_truth(self, node: Node, root: Node) -> Line:
+        """The line through the two values of a function of a truth value."""
+        path, shape = self.path(node, root), [1] * len(root.info.shape)
+        no, yes = (
+            self.evaluate(path, root, torch.full(shape, truth, device=root.info.device)).double()
+            for truth in (False, True)
+        )
+        return Line(yes - no, no)
 
     def before_rising(self, node: Node, maximum: bool) -> Node:
         """Where the last non-decreasing functions without tensor arguments begin; the node itself if there are none.
