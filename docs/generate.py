@@ -20,6 +20,7 @@ from torch import nn
 import varprop as vp
 from varprop.cli.main import make_parser
 from varprop.engine import reasons
+from varprop.engine.plan import make_plan
 from varprop.gaussian.stability import chi, correlation, scale_rate, stable_shift, start_for
 from varprop.norm.api import captured_for
 from varprop.norm.initialization import activated_with_slope, layers_before_activations
@@ -279,7 +280,8 @@ def activation_row(kind: type[nn.Module]) -> tuple[str, ...] | None:
     model = nn.Sequential(nn.Linear(1, 1), kind(), nn.Linear(1, 1)).eval()
     captured = captured_for(model, vp.Moments(0.0, 1.0), (1, 1))
     graph = with_calls(captured.programs[False], {"0": model[0], "2": model[2]}, captured.moments)
-    found = [activation for _, activation in layers_before_activations(graph) if activation is not None]
+    plan = make_plan(graph.program, graph.random_inputs)
+    found = [activation for _, activation in layers_before_activations(graph, plan) if activation is not None]
     if not found:
         return None
     moments = functools.partial(activated_with_slope, found[0])

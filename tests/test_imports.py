@@ -58,6 +58,7 @@ SEAMS = {
         "gaussian.activations",
         "gaussian.bivariate",
         "gaussian.derivatives",
+        "gaussian.gelu",
         "gaussian.maximum",
         "gaussian.normal",
         "gaussian.quadrature",

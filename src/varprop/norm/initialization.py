@@ -46,17 +46,13 @@ def first_outputs(graph: CapturedMode, shallow: float = math.inf) -> dict[str, F
     the last one of the branch. A layer that is added to a residual stream gets none: the stream has a mean of its own.
     A layer that several activations read gets the larger shift and the smaller deviation.
     """
-    plan, depths = make_plan(graph.program, graph.random_inputs), _depths(graph)
+    plan = make_plan(graph.program, graph.random_inputs)
     lengths = _shortest_ways(graph, plan)
     shifts: dict[str, float] = {}  # by what the activation computes, as are `deep_starts`
     deep_starts: dict[tuple[str, int], FirstOutputs] = {}
     starts: dict[str, FirstOutputs] = {}
-    for root, end in _activations(plan):
-        call = _layer_before(root, plan, graph, depths)
-        if call is None:
-            continue
+    for call, activation in layers_before_activations(graph, plan):
         shift, std = 0.0, 1.0
-        activation = _function_between(graph, root, end)
         if activation is not None:
             key, length = activation.key(), lengths[call]
             if key not in shifts:
@@ -70,6 +66,18 @@ def first_outputs(graph: CapturedMode, shallow: float = math.inf) -> dict[str, F
         before = starts.get(graph.calls[call], (0.0, 1.0))
         starts[graph.calls[call]] = max(shift, before[0], key=abs), min(std, before[1])
     return starts
+
+
+def layers_before_activations(graph: CapturedMode, plan: Plan) -> Iterator[tuple[Node, Statistics | None]]:
+    """Calls of layers whose outputs an activation reads, with the activation as a function of moments.
+
+    None stands for one that differs from sample to sample.
+    """
+    depths = _depths(graph)
+    for root, end in _activations(plan):
+        call = _layer_before(root, plan, graph, depths)
+        if call is not None:
+            yield call, _function_between(graph, root, end)
 
 
 def _shortest_ways(graph: CapturedMode, plan: Plan) -> dict[Node, int]:

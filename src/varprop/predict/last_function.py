@@ -22,15 +22,6 @@ from .curves import SlopedClusters, left_by_slopes
 from .prediction import Prediction, SourceShare
 from .reliability import CURVED
 
-aten = torch.ops.aten
-RESHAPES = (
-    aten.view,
-    aten._unsafe_view,
-    aten.reshape,
-    aten.squeeze,
-    aten.unsqueeze,
-)  # by which elements keep their order
-
 
 @dataclass(frozen=True)
 class LastFunction:
@@ -50,7 +41,7 @@ class LastFunction:
         """
         program: Program = plan.program
         node = program.outputs[0]
-        while node.packet in RESHAPES and plan.random(node):
+        while _is_reshape(plan, node):
             node = node.args[0]
         root = plan.root.get(node, node)
         if not plan.inside_cluster(node) or root not in program.nodes or node in plan.skips:
@@ -120,6 +111,12 @@ class LastFunction:
     @property
     def _root(self) -> Node:
         return self.plan.root[self.node]
+
+
+def _is_reshape(plan: Plan, node: Node) -> bool:
+    """True if an operation gives the elements of its random argument, in their order, in another shape."""
+    rule = plan.rules.get(node) if plan.random(node) else None
+    return rule is not None and rule.operation == "view" and node.info.shape.numel() == node.args[0].info.shape.numel()
 
 
 def _of_elements(plan: Plan, step: Node, root: Node, known: dict[Node, object]) -> bool:

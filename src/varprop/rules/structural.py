@@ -18,12 +18,12 @@ from .registry import RANDOM, constant, rule, structural
 aten = torch.ops.aten
 
 structural(
-    aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.squeeze, aten.flip, aten.fliplr,
+    aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, aten.flip, aten.fliplr,
     aten.flipud, aten.rot90, aten.repeat, aten.tile, aten.repeat_interleave, aten.narrow, aten.diagonal, aten.unfold,
     aten.pixel_shuffle, aten.pixel_unshuffle, aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d,
     aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True,
 )  # fmt: skip
-structural(aten.unsqueeze, aten.expand, operation="view", selects=True)
+structural(aten.squeeze, aten.unsqueeze, aten.expand, operation="view", selects=True)
 structural(aten.select, operation="select", selects=True)
 structural(aten.slice, operation="slice", selects=True)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
