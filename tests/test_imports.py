@@ -80,7 +80,6 @@ SEAMS = {
         "inspection.run",
         "norm.distributed",
         "predict.api",
-        "rules.elementwise",
         "rules.linear",
         "cli.inspect",
     ],
