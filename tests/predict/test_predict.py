@@ -659,6 +659,7 @@ BAD = {
     "sparse": (lambda m, x: vp.predict(m, x.to_sparse()), "a dense tensor"),
     "no samples": (lambda m, x: vp.predict(nn.Sequential(m, nn.Flatten(0)), x), "with samples along its first axis"),
     "output": (lambda m, x: vp.predict(m, x).sources(5), "There is no output 5"),
+    "output by name": (lambda m, x: vp.predict(m, x).sources("0"), "There is no output '0'"),
     "probability": (lambda m, x: vp.predict(m, x).interval(90), "between 0 and 1"),
     "empty": (lambda m, x: vp.predict(m, x[:0]), "a batch of inputs"),
     "wrong dtype": (

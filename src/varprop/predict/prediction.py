@@ -142,8 +142,8 @@ class Prediction:
             [('0', 'dropout', 1.0)]
         """
         outputs = self.mean.shape[1]
-        if output is not None and not -outputs <= output < outputs:
-            raise ValueError(f"There is no output {output}: the prediction has {outputs}.")
+        if output is not None and (not isinstance(output, int) or not -outputs <= output < outputs):
+            raise ValueError(f"There is no output {output!r}: the prediction has {outputs}.")
         chosen = slice(None) if output is None else slice(output % outputs, output % outputs + 1)
         total = sum((share.variance[:, chosen] for share in self.shares), torch.zeros(()))
         total = torch.as_tensor(total).sum(1).clamp_min(torch.finfo(self.mean.dtype).tiny)
