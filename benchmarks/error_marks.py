@@ -19,7 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.error_bars import Block, Case, Task, Transformer, about, captured, cnn, draws_of, mlp, task_of, train
+from benchmarks.error_bars import (
+    Attention,
+    Block,
+    Case,
+    Task,
+    Transformer,
+    about,
+    captured,
+    cnn,
+    draws_of,
+    mlp,
+    task_of,
+    train,
+)
 from torch import Tensor, nn
 
 import varprop as vp
@@ -57,6 +70,19 @@ class Rows(nn.Module):
         return self.head(self.dropout(self.recurrent(self.dropout(x.squeeze(1)))[0][:, -1]))
 
 
+class RowTransformer(nn.Module):
+    """The rows of a small image as tokens of a transformer."""
+
+    def __init__(self, depth: int, width: int = 32) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Linear(8, width), nn.Parameter(0.02 * torch.randn(8, width))
+        self.blocks = nn.Sequential(*(Attention(width, 0.2) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embedding(x.squeeze(1)) + self.positions)).mean(1))
+
+
 class ColourTransformer(Transformer):
     """The ViT of the error bars for one channel of 28 x 28 pixels."""
 
@@ -74,6 +100,8 @@ CHOSEN_ON: dict[str, Network] = {
     "ResNet, 3 blocks": ("digits", 10, lambda: small_resnet((8, 8, 16))),
     "ResNet, 6 blocks": ("digits", 10, lambda: small_resnet((8, 8, 16, 16, 32, 32))),
     "LSTM": ("digits", 20, lambda: Rows(nn.LSTM, 48, 8)),
+    "transformer, 2 blocks": ("digits", 20, lambda: RowTransformer(2)),
+    "transformer, 4 blocks": ("digits", 20, lambda: RowTransformer(4)),
     "MLP on MNIST": ("mnist", 1, lambda: mlp(3, 0.2)),
     "CNN on MNIST": ("mnist", 0.5, cnn),
 }
@@ -133,22 +161,24 @@ def measured(
             truth = truth.unflatten(1, (times, len(x))).flatten(0, 1)
             ratio = (found.var.sum(1) / truth.var(0).sum(1)).sqrt()
             assert found.diagonal_var is not None
-            grounds = Grounds.of(found.shares, found.diagonal_var, found.mean, torch.eye(found.mean.shape[1]))
+            outputs, attends = torch.eye(found.mean.shape[1]), any(isinstance(m, Attention) for m in model.modules())
+            grounds = Grounds.of(found.shares, found.diagonal_var, found.mean, outputs, attends)
             rows = zip(grounds.curved, grounds.explained, grounds.shared, grounds.dropped, ratio, strict=True)
             relative = found.var.sum(1) / (found.mean - found.mean.mean(1, keepdim=True)).square().sum(1)
             yield {
                 "network": name, "seed": seed, "noise": kind, "level": level, "draws": draws,
                 "samples": [[float(f"{value:.4g}") for value in row] for row in rows],
                 "relative": [float(f"{value:.4g}") for value in relative],
-                "bent": [float(f"{value:.4g}") for value in grounds.bent], **about("cpu"),
+                "bent": [float(f"{value:.4g}") for value in grounds.bent], "attends": attends, **about("cpu"),
             }  # fmt: skip
 
 
 def marked(record: dict[str, Any], least: float = 0.1) -> tuple[Tensor, Tensor]:
     """For every sample whether it is flagged, and whether it is off by more than 10 %, or another share."""
-    *grounds, ratio = torch.tensor(record["samples"]).unbind(1)
+    *shares, ratio = torch.tensor(record["samples"]).unbind(1)
     bent = torch.tensor(record.get("bent", [0.0] * len(ratio)))  # of networks without recurrent layers not recorded
-    return ~holds(Grounds(*grounds, torch.tensor(record["relative"]), bent)), (ratio - 1).abs() > least
+    grounds = Grounds(*shares, torch.tensor(record["relative"]), bent, record.get("attends", False))
+    return ~holds(grounds), (ratio - 1).abs() > least
 
 
 def is_held_out(record: dict[str, Any]) -> bool:

@@ -47,6 +47,7 @@ class MeanEvaluation(Evaluation):
     Attributes:
         sources: The noise that enters, in the order of execution.
         linearized: Operations whose own fresh variance is not counted, by name of their module.
+        attends: Whether one of them is attention, or a softmax inside the network.
     """
 
     def __init__(self, plan: Plan, env: dict[Node, Any], parameters: dict[Node, ParameterNoise]) -> None:
@@ -60,6 +61,7 @@ class MeanEvaluation(Evaluation):
         self.of_dropped: set[Node] = set()  # maxima over windows of what drops out
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
+        self.attends = False
         self.dtype = torch.promote_types(plan.program.outputs[0].info.dtype, torch.float32)
 
     def _as_captured(self, node: Node, value: Any) -> Any:
@@ -96,6 +98,7 @@ class MeanEvaluation(Evaluation):
 
     def _applied(self, node: Node, args: Any, kwargs: Any) -> Any:
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
+            self.attends |= node is not self.plan.program.outputs[0]
             return first_order(node, *args, **kwargs)
         if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
             count = itertools.count(1)

@@ -392,7 +392,7 @@ def _analysed(
             covariance,
             tuple(shares),
             by_input,
-            holds(Grounds.of(shares, diagonal, mean.detach(), directions)),
+            holds(Grounds.of(shares, diagonal, mean.detach(), directions, evaluation.attends)),
             diagonal,
             dict(evaluation.linearized),
         )

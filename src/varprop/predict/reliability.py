@@ -14,7 +14,7 @@ FIRST_ORDER = ("input", "parameter", "dropout", "dropout of what varies", "draw"
 # Limits chosen on small trained networks under dropout, input noise and noise of weights, each at three strengths, for
 # the best balance of marks that are wrong and marks that are missing; docs/predict.md says how they do on others.
 CURVED = 0.35
-RELATIVE = 1.0
+RELATIVE, RELATIVE_OF_ATTENTION = 1.0, 0.2
 SHARED = 0.16
 DROPPED = 0.02
 
@@ -31,9 +31,10 @@ class Grounds:
         Tensor  # no share: the variance beside the spread of the mean over the outputs; zero if there is one output
     )
     bent: Tensor  # what the curvature of recurrent layers adds
+    attends: bool = False  # whether attention, or a softmax inside the network, was taken as a line
 
     @staticmethod
-    def of(shares: Sequence[SourceShare], diagonal: Tensor, mean: Tensor, directions: Tensor) -> Grounds:
+    def of(shares: Sequence[SourceShare], diagonal: Tensor, mean: Tensor, directions: Tensor, attends: bool) -> Grounds:
         """By what a prediction has.
 
         Args:
@@ -41,6 +42,7 @@ class Grounds:
             diagonal: The variance by the rules alone, (batch, outputs).
             mean: All outputs of the network, (batch, ...).
             directions: Those that the prediction is of, (outputs, elements).
+            attends: Whether attention, or a softmax inside the network, was taken as a line.
         """
         by_source = torch.stack([share.variance for share in shares])
         by_output, of_samples = by_source.sum(0), by_source.sum(2)
@@ -60,12 +62,14 @@ class Grounds:
             part("maximum of dropped"),
             noise / spread if mean[0].numel() > 1 else torch.zeros_like(noise),
             part("recurrent"),
+            attends,
         )
 
 
 def holds(grounds: Grounds) -> Tensor:
     """For every sample, whether the first-order picture holds."""
     straight = grounds.curved <= CURVED * grounds.explained ** (1 / 3)
-    weak = grounds.relative * (1 - grounds.explained) <= RELATIVE * grounds.explained ** (1 / 5)
+    most = RELATIVE_OF_ATTENTION if grounds.attends else RELATIVE
+    weak = grounds.relative * (1 - grounds.explained) <= most * grounds.explained ** (1 / 5)
     steady = grounds.bent <= CURVED * grounds.explained ** (3 / 2)  # far too little where units are not independent
     return straight & weak & steady & (grounds.shared <= SHARED) & (grounds.dropped <= DROPPED)
