@@ -45,6 +45,7 @@ def test_limits_of_marks_stand_on_the_page():
     for limit in (reliability.CURVED, reliability.SHARED, reliability.DROPPED):
         assert f"over {100 * limit:.0f} % of the variance" in text
     assert f"over {reliability.RELATIVE:g} times the fifth root" in text
+    assert f"over {reliability.RELATIVE_OF_ATTENTION:g} times" in text
 
 
 def test_the_page_says_how_often_a_vision_transformer_is_flagged():
@@ -52,7 +53,7 @@ def test_the_page_says_how_often_a_vision_transformer_is_flagged():
     flagged, off = (torch.cat(marks) for marks in zip(*map(error_marks.marked, cases), strict=True))
     text = " ".join((DOCS / "predict.md").read_text("utf-8").split())
     found, least = int(off.sum()), int((off & flagged).sum())
-    assert f"of {found} samples of the ViT that were off under noisy inputs or weights {least} were" in text
+    assert f"of {found} samples of the ViT that were off under noisy inputs or weights {least} were flagged" in text
 
 
 def test_related_work_says_how_near_the_medians_are():
