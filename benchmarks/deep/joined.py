@@ -7,7 +7,6 @@ group norms and the analytic normalization keep groups apart.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,20 +110,6 @@ def _gradient(parameter: Tensor) -> Tensor:
     if all(size == 1 or here == there for size, here, there in strides):
         return gradient.as_strided(parameter.shape, parameter.stride())
     return torch.empty_like(parameter).copy_(gradient)
-
-
-def one_cycle(steps: int) -> list[float]:
-    """The rates of `OneCycleLR`, a quarter of the steps up, as parts of the highest."""
-    top, last = 0.25 * steps - 1, steps - 1
-    first, lowest = 1 / 25, 1 / 25 / 1e4
-
-    def between(start: float, end: float, part: float) -> float:
-        return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
-
-    up = [
-        between(first, 1.0, n / top if top else 1.0) for n in range(steps) if n <= top
-    ]  # of 4 steps the first is the top
-    return up + [between(1.0, lowest, (n - top) / (last - top)) for n in range(len(up), steps)]
 
 
 @torch.no_grad()

@@ -21,10 +21,11 @@ from normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from varprop_lab.demo import one_cycle
 from varprop_lab.environment import write_atomically
 from varprop_lab.training import captured
 
-from .joined import WIDER, accuracies, member_losses, move_, one_cycle
+from .joined import WIDER, accuracies, member_losses, move_
 
 CHECKED_EVERY = 200  # steps between two looks at the clock
 WIDER[BatchRenorm2d] = lambda norm, count: BatchRenorm2d(count * len(norm.weight), norm.momentum, norm.eps)
@@ -240,7 +241,7 @@ class SideBySide:
         self.losses: list[list[float]] = []  # of every epoch and member
         self.seeds = sorted({member.seed for member in members})
         self.seed_of.copy_(torch.tensor([self.seeds.index(member.seed) for member in members]))
-        schedule = one_cycle(self.steps * epochs)
+        schedule = [one_cycle(step, self.steps * epochs) for step in range(self.steps * epochs)]
         rates = [[member.rate * part for member in members] for part in schedule]
         self.rates[: len(schedule)].copy_(torch.tensor(rates))
         limits = [renorm_limits(n / len(schedule)) for n in range(len(schedule))]

@@ -151,9 +151,9 @@ def train(method: str, batch: int, digits: Digits, epochs: int = EPOCHS) -> Trai
 
 
 def one_cycle(step: int, steps: int) -> float:
-    """Return the part of the highest rate, as `OneCycleLR` has it with a quarter of the steps up."""
+    """Return the rate over the highest one, as `OneCycleLR` has it with a quarter of the steps up."""
     top, last = 0.25 * steps - 1, steps - 1
-    rising = (1 / 25, 1.0, step / (top or 1))
+    rising = (1 / 25, 1.0, step / top if top else 1.0)  # of 4 steps the first is the top
     start, end, part = rising if step <= top else (1.0, 1 / 25e4, (step - top) / (last - top))
     return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.deep.joined import joined, one_cycle
+from benchmarks.deep.joined import joined
 from benchmarks.deep.side_by_side import GroupedConvolutions, Member, SideBySide, by_products
 from examples.train_cifar import Data, Run, epoch_of, parser, resnet
 from torch import Tensor
@@ -119,22 +119,3 @@ def test_convolutions_are_taken_over_where_products_are_faster(data: str) -> Non
         with GroupedConvolutions(dict.fromkeys(mode.met, "products")) as taken:
             torch.testing.assert_close(made.model(x), wanted)
         assert taken.met.keys() == mode.met.keys()
-
-
-@pytest.mark.parametrize("steps", [8, 25, 103])
-def test_the_rates_are_those_of_one_cycle(steps: int) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], 1.0)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, steps, pct_start=0.25, cycle_momentum=False)
-    wanted = []
-    for _ in range(steps):
-        wanted.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step() if len(wanted) < steps else None
-    assert one_cycle(steps) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_rates_of_a_few_steps_start_at_the_top() -> None:
-    for steps in range(1, 5):  # torch's own scheduler divides by zero at four
-        rates = one_cycle(steps)
-        assert len(rates) == steps and max(rates) == rates[0] <= 1.0 and rates == sorted(rates, reverse=True)
-    assert one_cycle(4)[0] == 1.0

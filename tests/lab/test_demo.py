@@ -126,3 +126,10 @@ def test_the_rates_are_those_of_one_cycle(steps: int) -> None:
         assert demo.one_cycle(step, steps) == pytest.approx(scheduler.get_last_lr()[0], rel=1e-9)
         optimizer.step()
         scheduler.step() if step + 1 < steps else None
+
+
+def test_rates_of_a_few_steps_start_at_the_top() -> None:
+    for steps in range(1, 5):  # torch's own scheduler divides by zero at four
+        rates = [demo.one_cycle(step, steps) for step in range(steps)]
+        assert max(rates) == rates[0] <= 1.0 and rates == sorted(rates, reverse=True)
+    assert demo.one_cycle(0, 4) == 1.0
