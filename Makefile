@@ -64,7 +64,7 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
-	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py tests/test_howto.py
+	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py tests/test_howto.py tests/benchmarks/test_private.py
 
 test-uncertainty: $(UNCERTAINTY_READY) ## error bars from posteriors of laplace-torch, IVON and bayesian-torch (installs them)
 	@PYTHONPATH=$(UNCERTAINTY) $(PYTEST) -m uncertainty tests/predict

@@ -41,6 +41,7 @@ from varprop.text_table import Table
 from varprop_lab import datasets
 from varprop_lab.batches import Augmentation, augmented
 from varprop_lab.environment import git_state, require, versions
+from varprop_lab.training import captured_step
 
 from .grid import read
 
@@ -50,7 +51,7 @@ EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
-AT_ONCE = 2048  # samples whose gradients are held in memory, in multiples of 64
+AT_ONCE = {"": 1152, "wrn-16-4": 576}  # images whose gradients are held in memory, at most, by network
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
 UNIT_ROWS = ", unit rows"  # brought to norm 1 after every step, so that noise cannot lengthen them
 ANALYTIC = {
@@ -218,8 +219,63 @@ def unit_rows_(model: nn.Module) -> None:
 # ---------------------------------------------------------------------------------------------------- gradients
 
 
-def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) -> dict[str, Tensor]:
-    """The gradient of every sample's cross entropy by every parameter, (samples, ...); each layer is called once.
+@dataclass(frozen=True)
+class RowMap:
+    """The gradient by a weight from that by the weight in effect, for every row: (g - sum of share u (u g)) / divisor.
+
+    It is applied to norms and sums alone: applied to the gradients of all samples, it would take half of a step.
+    """
+
+    directions: Tensor  # u, (rows, entries of one, R), orthogonal to each other
+    shares: Tensor  # (rows, R)
+    divisor: Tensor  # (rows,)
+
+    def __call__(self, gradients: Tensor) -> Tensor:
+        """Gradients (..., rows, entries of one) by the weight."""
+        along = (gradients[..., None] * self.directions).sum(-2) * self.shares
+        mapped: Tensor = (gradients - (along[..., None, :] * self.directions).sum(-1)) / self.divisor[:, None]
+        return mapped
+
+    def squares(self, gradients: Tensor) -> Tensor:
+        """The squared norms (samples, rows) of what it makes of gradients (samples, rows, entries of one)."""
+        tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+        along = (gradients.transpose(0, 1) @ self.directions).transpose(0, 1)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        lost = 2 * self.shares - self.shares.square() * self.directions.square().sum(1)
+        squares: Tensor = torch.linalg.vector_norm(gradients, dim=2).square()
+        return (squares - (lost * along.square()).sum(2)) / self.divisor.square()
+
+
+@dataclass(frozen=True)
+class SampleGradients:
+    """Gradients of samples by one parameter."""
+
+    rows: Tensor  # (samples, rows, entries of one), by the parameter in effect
+    shape: tuple[int, ...]  # of the parameter in memory
+    order: tuple[int, ...]  # its dimensions in that order
+    to_parameter: RowMap | None = None
+
+    def each(self) -> Tensor:
+        """The gradient of every sample, in the parameter's shape."""
+        rows = self.to_parameter(self.rows) if self.to_parameter else self.rows
+        return rows.view(-1, *self.shape).permute(0, *(axis + 1 for axis in self.order))
+
+    def squares(self) -> Tensor:
+        """Squared norms, one a sample."""
+        if self.to_parameter:
+            return self.to_parameter.squares(self.rows).sum(1)
+        norms: Tensor = torch.linalg.vector_norm(self.rows.flatten(1), dim=1)
+        return norms.square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """The sum over samples, each times its factor."""
+        rows: Tensor = (factors @ self.rows.flatten(1)).view(self.rows.shape[1:])
+        rows = self.to_parameter(rows) if self.to_parameter else rows
+        return rows.view(self.shape).permute(self.order)
+
+
+def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) -> dict[str, SampleGradients]:
+    """The gradient of every sample's cross entropy by every parameter; each layer is called once.
 
     Args:
         model: A network of convolutions, linear layers and group norms.
@@ -245,70 +301,69 @@ def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) ->
     gradients = {}
     with torch.no_grad():
         for (name, module, entered, _), grad in zip(calls, outputs, strict=True):
-            for parameter, value in _of_layer(module, entered, grad, copies):
+            for parameter, value in _of_layer(module, entered, grad, len(x) // copies):
                 gradients[f"{name}.{parameter}"] = value
     return gradients
 
 
-def _of_layer(module: Any, x: Tensor, grad: Tensor, copies: int) -> Iterator[tuple[str, Tensor]]:
+def _of_layer(module: Any, x: Tensor, grad: Tensor, samples: int) -> Iterator[tuple[str, SampleGradients]]:
     """Gradients of every sample by the parameters of a layer, of its input and the gradient of its output."""
-    samples = len(x) // copies
+
+    def vectors(name: str, values: Tensor) -> tuple[str, SampleGradients]:
+        channels = values.sum(tuple(range(2, values.ndim))) if values.ndim > 2 else values
+        each = channels.view(samples, -1, channels.shape[1]).sum(1, keepdim=True)
+        return name, SampleGradients(each, each.shape[2:], (0,))
+
+    if module.bias is not None:
+        yield vectors("bias", grad)
     if isinstance(module, nn.GroupNorm):
-        for name, each in (("weight", grad * F.group_norm(x, module.num_groups, eps=module.eps)), ("bias", grad)):
-            channels = each.sum(tuple(range(2, each.ndim))) if each.ndim > 2 else each
-            yield name, channels.view(samples, copies, -1).sum(1)
+        yield vectors("weight", grad * F.group_norm(x, module.num_groups, eps=module.eps))
         return
     if isinstance(module, nn.Conv2d):
         height, width = module.kernel_size
         rows, columns = (int(extent) for extent in module.padding)
-        padded = F.pad(x, (columns, columns, rows, rows))
-        patches = padded.unfold(2, height, module.stride[0]).unfold(3, width, module.stride[1])
+        x = F.pad(x, (columns, columns, rows, rows))
+    if hasattr(module, "offset"):  # of a layer of inputs minus their predicted mean
+        x = x - module.offset
+    weight: Tensor = module.weight
+    order: tuple[int, ...] = (0, 1)
+    if isinstance(module, nn.Conv2d):
+        patches = x.unfold(2, height, module.stride[0]).unfold(3, width, module.stride[1])
         x = patches.permute(0, 2, 3, 4, 5, 1).reshape(samples, -1, height * width * x.shape[1])  # channels last
         grad = grad.permute(0, 2, 3, 1).reshape(samples, -1, grad.shape[1])
+        weight, order = weight.permute(0, 2, 3, 1), (0, 3, 1, 2)
     else:
-        x, grad = x.reshape(samples, copies, -1), grad.reshape(samples, copies, -1)
-    by_bias = grad.sum(1)
-    if module.bias is not None:
-        yield "bias", by_bias
-    weight = grad.transpose(1, 2) @ x
-    if isinstance(module, nn.Conv2d):
-        weight = weight.view(samples, len(module.weight), height, width, -1)
-        if isinstance(module, StandardizedConv2d):
-            weight = _through_standardization(module.weight.permute(0, 2, 3, 1), weight)
-        weight = weight.permute(0, 1, 4, 2, 3)
-    if hasattr(module, "through_parameters"):  # a layer of the plain twin of a normalized model
-        weight = module.through_parameters(weight, by_bias)
-    yield "weight", weight
+        x, grad = x.reshape(samples, -1, x.shape[1]), grad.reshape(samples, -1, grad.shape[1])
+    yield "weight", SampleGradients(grad.transpose(1, 2) @ x, weight.shape, order, _row_map(module, weight.flatten(1)))
 
 
-def _through_standardization(weight: Tensor, grad: Tensor) -> Tensor:
-    """Gradients by the weight (D, ...), of gradients (samples, D, ...) by what `StandardizedConv2d` makes of it."""
-    axes = tuple(range(1, weight.ndim))
-    std, mean = torch.std_mean(weight, axes, keepdim=True)
-    centred, divisor = weight - mean, std + 1e-5
-    along = (grad * centred).sum([axis + 1 for axis in axes], keepdim=True)
-    along = along / ((weight[0].numel() - 1) * std * divisor)
-    return (grad - grad.mean([axis + 1 for axis in axes], keepdim=True) - along * centred) / divisor
+def _row_map(module: Any, weight: Tensor) -> RowMap | None:
+    """What centring or standardization of the rows (D, K) of its weight makes of gradients."""
+    count = weight.shape[1]
+    means, share = torch.ones_like(weight), torch.full_like(weight[:, 0], 1 / count)
+    if isinstance(module, StandardizedConv2d):
+        std, mean = torch.std_mean(weight, 1, keepdim=True)
+        std, divisor = std[:, 0], std[:, 0] + 1e-5
+        shares = torch.stack([share, 1 / ((count - 1) * std * divisor)], 1)
+        return RowMap(torch.stack([means, weight - mean], 2), shares, divisor)
+    if getattr(module, "centred_rows", False):
+        return RowMap(means[:, :, None], share[:, None], torch.ones_like(share))
+    return None
 
 
-def clipped_sum(gradients: dict[str, Tensor], counts: Tensor, bound: float) -> tuple[dict[str, Tensor], Tensor]:
+def clipped_sum(
+    gradients: dict[str, SampleGradients], counts: Tensor, bound: float
+) -> tuple[dict[str, Tensor], Tensor]:
     """The sum of the samples' gradients, each brought to a norm of at most `bound`; how many were longer.
 
     Args:
-        gradients: Of every sample by every parameter.
+        gradients: By every parameter.
         counts: 1 for samples that count, 0 for others.
         bound: Of the norm over all parameters.
     """
-    orders = {name: sorted(range(1, g.ndim), key=g.stride, reverse=True) for name, g in gradients.items()}
-    in_memory = {name: g.permute(0, *orders[name]) for name, g in gradients.items()}  # so that no copy is made of them
-    norms = [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in in_memory.values()]
-    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    norm = torch.stack([each.squares() for each in gradients.values()]).sum(0).clamp(min=0).sqrt()
     factors = counts * (bound / (norm + 1e-6)).clamp(max=1.0)
-    sums = {}
-    for name, each in in_memory.items():
-        back = [orders[name].index(axis) for axis in range(1, each.ndim)]
-        sums[name] = (factors @ each.flatten(1)).view(each.shape[1:]).permute(back)
-    return sums, (counts * (norm > bound)).sum()
+    return {name: each.total(factors) for name, each in gradients.items()}, (counts * (norm > bound)).sum()
 
 
 # ---------------------------------------------------------------------------------------------------- one training
@@ -367,22 +422,29 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     copies = task.multiplicity
     augmentation = Augmentation(SHIFT, flip=True) if copies > 1 else Augmentation()
+
+    def summed(rows: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        rows = rows.repeat_interleave(copies)
+        return clipped_sum(sample_gradients(model, pixels(x[rows], augmentation), y[rows], copies), counts, cell.bound)
+
+    at_once = min(
+        AT_ONCE[task.network] // copies, -(-9 * batch // 512) * 64
+    )  # one size for all: rarely are more samples drawn
+    nothing = torch.zeros(at_once, device=device)
+    if cell.method not in ANALYTIC:  # a twin copies constants from the CPU whenever it is called
+        summed = captured_step(summed, nothing.long(), nothing)
     draws = torch.Generator().manual_seed(1000 + cell.seed)  # on the CPU: the same samples on all devices
     clipped = torch.zeros((), device=device)
     for _ in range(steps):
         if time.time() > until:
             return None
         chosen = (torch.rand(len(x), generator=draws) < rate).nonzero().flatten()
-        counts = torch.zeros(-(-max(len(chosen), 1) // 64) * 64)  # few sizes, so that memory is used again
-        counts[: len(chosen)] = 1
-        rows = F.pad(chosen, (0, len(counts) - len(chosen))).to(device).repeat_interleave(copies)
-        counts = counts.to(device)
         sums: dict[str, Tensor] = {}
-        for some, those in zip(rows.split(AT_ONCE * copies), counts.split(AT_ONCE), strict=True):
-            gradients = sample_gradients(model, pixels(x[some], augmentation), y[some], copies)
-            part, longer = clipped_sum(gradients, those, cell.bound)
-            sums = {name: sums[name] + value for name, value in part.items()} if sums else part
-            clipped += longer / counts.sum().clamp(min=1) / steps
+        for some in chosen.split(at_once):
+            counts = (torch.arange(at_once) < len(some)).float()
+            part, longer = summed(F.pad(some, (0, at_once - len(some))).to(device), counts.to(device))
+            sums = {name: sums[name] + value if sums else value.clone() for name, value in part.items()}
+            clipped += longer / max(len(chosen), 1) / steps
         for name, parameter in trained.items():
             noise = torch.randn(sums[name].shape, device=device)
             parameter.grad = (sums[name] + sigma * cell.bound * noise) / batch
@@ -430,7 +492,7 @@ def common(options: argparse.Namespace) -> None:
                 opacus = require("varprop.opacus", "Private training", "opacus")
                 model = opacus.Twin(model, centred=method != UNCENTRED).plain
             gradients = sample_gradients(model, (images.float() / 255 - mean) / std, labels)
-            flat = torch.cat([each.flatten(1) for each in gradients.values()], 1)
+            flat = torch.cat([each.each().flatten(1) for each in gradients.values()], 1)
             norms = flat.norm(dim=1)
             total = (flat / norms[:, None]).sum(0)  # as clipping leaves them, bound 1
             count = len(images)

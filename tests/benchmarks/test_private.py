@@ -39,7 +39,7 @@ def test_gradients_of_samples_are_those_of_torch_func(data: str, method: str, co
     samples = x.unflatten(0, (-1, copies)), y.unflatten(0, (-1, copies))
     expected = vmap(grad(loss), (None, 0, 0))(parameters, *samples)
     gradients = private.sample_gradients(model, x, y, copies)
-    torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close({n: g.each() for n, g in gradients.items()}, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ("analytic, deep form", "group norm + WS"))
@@ -72,18 +72,28 @@ def test_a_layer_that_is_called_twice_is_refused() -> None:
         private.sample_gradients(torch.nn.Sequential(layer, layer), torch.randn(2, 10), torch.tensor([0, 1]))
 
 
-def test_sums_are_of_gradients_within_the_bound() -> None:
-    torch.manual_seed(0)
-    gradients = {"a": torch.randn(5, 2, 3), "b": torch.randn(5, 4, 3, 2, 2).permute(0, 1, 4, 2, 3)}
-    scale = torch.tensor([0.01, 1.0, 2.0, 3.0, 4.0])
-    gradients = {name: g * scale.view(-1, *[1] * (g.ndim - 1)) for name, g in gradients.items()}
-    counts = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
-    sums, longer = private.clipped_sum(gradients, counts, 2.0)
-    norms = torch.cat([g.flatten(1) for g in gradients.values()], 1).norm(dim=1)
-    factors = counts * (2.0 / norms).clamp(max=1)
+@pytest.mark.parametrize(
+    "method",
+    ["none", "group norm + WS", *(pytest.param(name, marks=pytest.mark.opacus) for name in private.ANALYTIC)],
+)
+def test_sums_are_of_gradients_within_the_bound(method: str) -> None:
+    model = private.first_model("mnist", method, 0, (1, 28, 28)).double()
+    if method in private.ANALYTIC:
+        model = pytest.importorskip("varprop.opacus").Twin(model).plain
+    x, y = torch.randn(6, 1, 28, 28, dtype=torch.float64), torch.tensor([3, 1, 4, 1, 5, 9])
+    gradients = private.sample_gradients(model, x, y)
+    parameters = dict(model.named_parameters())
+    for sample in range(len(x)):
+        loss = F.cross_entropy(model(x[sample : sample + 1]), y[sample : sample + 1])
+        for (name, _), wanted in zip(parameters.items(), torch.autograd.grad(loss, parameters.values()), strict=True):
+            torch.testing.assert_close(gradients[name].each()[sample], wanted, rtol=1e-7, atol=1e-10)
+    norms = torch.cat([each.each().flatten(1) for each in gradients.values()], 1).norm(dim=1)
+    counts, bound = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64), float(norms.mean())
+    sums, longer = private.clipped_sum(gradients, counts, bound)
+    factors = counts * (bound / (norms + 1e-6)).clamp(max=1)
     for name, each in gradients.items():
-        torch.testing.assert_close(sums[name], torch.einsum("i,i...->...", factors, each), rtol=1e-5, atol=1e-6)
-    assert float(longer) == 3
+        torch.testing.assert_close(sums[name], torch.einsum("i,i...->...", factors, each.each()))
+    assert float(longer) == float((counts * (norms > bound)).sum())
 
 
 def record(cell: private.PrivateCell, accuracy: float) -> dict[str, Any]:
