@@ -1,5 +1,6 @@
 """The study of searches: regrets against the best of all, and what is written of them."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from benchmarks import search_study
 
 import varprop as vp
 
+ROOT = Path(__file__).parents[2]
 BOUNDS = {"smooth": (1e-6, 1e-2), "valleys": (1e-6, 1e-2)}
 
 
@@ -83,3 +85,12 @@ def test_the_page_says_what_its_record_says():
     cells = json.loads((results / "search.json").read_text("utf-8"))["cells"]
     page = search_study.markdown({title: cells[title] for title in search_study.STUDIED})
     assert (results / "search.md").read_text("utf-8") == page
+
+
+def test_a_bound_that_is_tried_changes_no_rate_of_noisy_cifar10() -> None:
+    folder = ROOT / "docs/results/noisy-cifar10"
+    with (folder / "runs.csv").open(newline="") as file:
+        near = [row for row in csv.DictReader(file) if not 0.1 < (math.log10(float(row["lr"])) + 6) / 4 < 0.9]
+    assert [(row["method"], row["start"], row["seed"]) for row in near] == [("batch", "none", "1")]
+    found, bound = json.loads((folder / "bound.json").read_text("utf-8"))["losses"]
+    assert found["loss"] == float(near[0]["search_loss"]) < bound["loss"] and bound["lr"] == float(near[0]["lr_max"])
