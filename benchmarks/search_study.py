@@ -8,11 +8,12 @@ Cells that OUT/search.json has are not compared again.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,12 +24,11 @@ import torch
 from varprop.cli import progress
 from varprop.text_table import Table
 from varprop_lab import datasets
-from varprop_lab.ensemble import EnsembleTrainer
 from varprop_lab.environment import StoreError, provenance, reproducible, write_atomically
-from varprop_lab.execution import Evaluate, Trace, find_lrs, losses_at
+from varprop_lab.execution import loss_at, search_lr
 from varprop_lab.paper.experiments import EXPERIMENTS
 from varprop_lab.protocol import SEARCHES, Cell, Experiment
-from varprop_lab.training import Task
+from varprop_lab.training import Task, Trainer
 
 from .processes import results_of
 
@@ -103,41 +103,24 @@ class _SearchedCell:
 
     def found(self) -> dict[str, Any]:
         """What `compared` finds."""
-        with reproducible(_CPU, 1):
+        with reproducible(_CPU):
             data = datasets.load(self.experiment.dataset, self.root, _CPU)
-            trainer = EnsembleTrainer(Task(self.experiment, data, self.experiment.model), [self.cell])
-            bounds = {self.cell.key: (self.experiment.protocol.lr_min, self.cell.lr_max)}
-            result = compared(
-                bounds, lambda rates: losses_at(trainer, rates, self.experiment.protocol, lambda steps: None)
-            )
-            return result[self.cell.key]
+            trainer = Trainer(Task(self.experiment, data, self.experiment.model), self.cell)
+            bounds = self.experiment.protocol.lr_min, self.cell.lr_max
+            return compared(bounds, lambda rate: loss_at(trainer, rate, lambda steps: None))
 
 
-def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:
-    """By cell: what each search found, the dense grid too, and by which share it lies above the best of all."""
-    seen: dict[str, Trace] = {name: [] for name in bounds}
-
-    def recorded(wanted: dict[str, float]) -> Mapping[str, float]:
-        """The losses at these rates; searches that begin alike ask for the same ones."""
-        new = {name: rate for name, rate in wanted.items() if rate not in dict(seen[name])}
-        for name, loss in (evaluate(new) if new else {}).items():
-            if name in new:
-                seen[name].append((new[name], loss))
-        return {name: dict(seen[name])[rate] for name, rate in wanted.items()}
-
-    for index in range(GRID):  # evenly spaced below the upper bound
-        recorded({name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()})
-    chosen = {"grid": {name: min(trace, key=lambda pair: pair[1]) for name, trace in seen.items()}}
-    for search, settings in SEARCHES.items():
-        results = find_lrs(bounds, recorded, **settings)
-        chosen[search] = {name: (result.lr, result.loss) for name, result in results.items()}
-    best = {name: min(loss for _, loss in trace) for name, trace in seen.items()}
-    return {
-        name: {
-            s: {"lr": f[name][0], "loss": f[name][1], "regret": f[name][1] / best[name] - 1} for s, f in chosen.items()
-        }
-        for name in bounds
-    }
+def compared(bounds: tuple[float, float], evaluate: Callable[[float], float]) -> dict[str, dict[str, float]]:
+    """What each search found, the dense grid too, and by which share it lies above the best of all."""
+    loss = functools.cache(evaluate)  # searches that begin alike ask for the same rates
+    grid = [bounds[1] * 10 ** (-DECADES * (index + 0.5) / GRID) for index in range(GRID)]  # evenly spaced
+    traces = {"grid": [(rate, loss(rate)) for rate in grid]}
+    chosen = {"grid": min(traces["grid"], key=lambda pair: pair[1])}
+    for name, settings in SEARCHES.items():
+        found = search_lr(loss, bounds, **settings)
+        traces[name], chosen[name] = list(found.trace), (found.lr, found.loss)
+    best = min(value for trace in traces.values() for _, value in trace)
+    return {name: {"lr": lr, "loss": value, "regret": value / best - 1} for name, (lr, value) in chosen.items()}
 
 
 def markdown(results: Mapping[str, Cells]) -> str:

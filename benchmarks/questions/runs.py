@@ -30,7 +30,7 @@ from varprop_lab.paper.verdicts.evidence import Judgement, NotRun, all_of, judge
 from varprop_lab.protocol import Cell, Experiment, Factory, Method, Start
 from varprop_lab.seed_statistics import Sample, lower
 from varprop_lab.starts import StartingPoint
-from varprop_lab.training import SingleTrainer, Task
+from varprop_lab.training import Task, Trainer
 
 from ..ratios import ratios
 
@@ -68,7 +68,7 @@ def trained(arm: Arm, seed: int, data: Dataset, settings: Experiment) -> Iterato
     """A run for every rate: what was measured before training and after every epoch, by name."""
     task = Task(settings, data, arm.factory)
     cell = Cell("questions", arm.method, arm.start, seed, settings.batch_sizes[0])
-    started = task.starts([cell])[cell]
+    started = task.start(cell)
     if arm.change is not None:
         started = StartingPoint(arm.change(started.model, task, seed).train(), started.gap)
     trainer = AveragingTrainer(task, cell, started, arm.decayed)
@@ -77,13 +77,13 @@ def trained(arm: Arm, seed: int, data: Dataset, settings: Experiment) -> Iterato
 
 
 def _run(arm: Arm, rate: float, trainer: AveragingTrainer) -> Run:
-    trainer.reset([rate])
+    trainer.reset(rate)
     curves: Run = {}
     _keep(curves, _watched(arm, trainer))
     for number in range(trainer.protocol.epochs):
         trainer.epoch(number, lambda steps: None)
         _keep(curves, {**trainer.measured(arm.averaged), **_watched(arm, trainer)})
-    return {**curves, "train_eval_loss": rounded(trainer.training_losses(number)[0])}
+    return {**curves, "train_eval_loss": rounded(trainer.training_loss(number))}
 
 
 def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
@@ -102,7 +102,7 @@ def _keep(curves: Run, values: Run) -> None:
         curves.setdefault(name, []).append(rounded(value))  # None where a run diverged
 
 
-class AveragingTrainer(SingleTrainer):
+class AveragingTrainer(Trainer):
     """One network, and the mean of its parameters: what is older than an epoch has a tenth of the weight in it.
 
     Parameters whose names end in one of `decayed` decay as weights do in the protocol's variant with decay.
@@ -115,9 +115,9 @@ class AveragingTrainer(SingleTrainer):
     def _decaying(self) -> list[str]:
         return [name for name, _ in self.model.named_parameters() if name.endswith(self.decayed)]
 
-    def reset(self, rates: list[float]) -> None:
-        """Back to the start."""
-        super().reset(rates)
+    def reset(self, rate: float) -> None:
+        """Back to the start, with a learning rate."""
+        super().reset(rate)
         self.means = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def _one_step(self, images: Tensor, labels: Tensor) -> None:
@@ -140,13 +140,13 @@ class AveragingTrainer(SingleTrainer):
 
     def measured(self, averaged: bool) -> Run:
         """Running training loss; loss and error in validation, with averaged weights and in batches if there are."""
-        (loss, right), in_batches = self.validation()[0], self.batch_validation()[0]
-        result = {"train_loss": self.losses()[0], "valid_loss": loss, "valid_error": 1 - right}
+        (loss, right), in_batches = self.validation(), self.batch_validation()
+        result = {"train_loss": self.loss(), "valid_loss": loss, "valid_error": 1 - right}
         if in_batches is not None:
             result |= {"batch_loss": in_batches[0], "batch_error": 1 - in_batches[1]}
         if averaged:
             with self._averaged():
-                loss, right = self.validation()[0]
+                loss, right = self.validation()
             result |= {"averaged_loss": loss, "averaged_error": 1 - right}
         return result
 

@@ -105,7 +105,7 @@ class _ArmWithSeed:
     def runs(self) -> list[Run]:
         """The runs."""
         question = QUESTIONS[self.question]
-        with reproducible(_CPU, 1):
+        with reproducible(_CPU):
             data = _data(question.settings.dataset, self.root)
             return list(trained(question.arms[self.arm], self.seed, data, question.settings))
 

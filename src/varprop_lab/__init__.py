@@ -2,7 +2,7 @@
 
 - `datasets`, `batches`: data sets and their download; augmentation and batches.
 - `protocol`, `starts`: the experiments as plain values, their cells and outcomes; networks and where they begin.
-- `training`, `ensemble`: one network, or many as a stacked ensemble, traced, and captured as CUDA graphs.
+- `training`: one network trained, its step captured as a CUDA graph.
 - `execution`: runs an experiment: search, training, checkpoints, processes, Ray.
 - `store`, `environment`: the folder of results and their tables; versions, machine, files written whole or not at all.
 - `seed_statistics`, `figures`, `report`: when a difference counts; figures; text and HTML from results.

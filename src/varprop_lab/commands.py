@@ -79,15 +79,17 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     text = "Stop at the next finished piece after this time; --resume continues from there."
     parser.add_argument("--max-seconds", type=number(float, 0.0), default=math.inf, metavar="SECONDS", help=text)
     text = (
-        "Run on Ray: the address of a cluster, `auto` for the cluster of this machine, or `local` (extra `ray`). "
-        "Networks that are trained together are one task."
+        "Number of networks to train at once, each in its own process, on a CPU with one thread each; one by default. "
+        "Results do not depend on it."
     )
+    parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
+    text = "Run on Ray: the address of a cluster, `auto` for the cluster of this machine, or `local` (extra `ray`)."
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
 
 
 def _run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `_add_run_options` by their names in `execution.run.RunOptions`."""
-    names = ("device", "root", "resume", "overwrite", "max_seconds", "ray")
+    """The options of `_add_run_options` by their names in `execution.RunOptions`."""
+    names = ("device", "root", "resume", "overwrite", "max_seconds", "jobs", "ray")
     tensorboard = options.out / "tensorboard" if options.tensorboard else None
     return {**{name: getattr(options, name) for name in names}, "tensorboard": tensorboard}
 
@@ -130,8 +132,6 @@ def _add_reproduce(commands: Any) -> None:
     parser = add_command(commands, "reproduce", reproduce, text)
     parser.add_argument("names", nargs="+", metavar="NAMES", help=NAMES).known = known_names  # type: ignore[attr-defined]
     _add_run_options(parser)
-    text = "Number of networks to train at once, each in its own process."
-    parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
     parser.add_argument("--methods", metavar="NAMES", help=f"Only these of {','.join(METHODS)}.")
     parser.add_argument("--starts", metavar="NAMES", help=f"Only these of {','.join(ALL_STARTS)}.")
     text = (
@@ -182,7 +182,7 @@ def reproduce(options: argparse.Namespace) -> None:
     }
     with stoppable(CONTINUE):
         trained = [name for name in wanted if name not in UNTRAINED]
-        results = experiments.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
+        results = experiments.reproduce(trained, out, settings, **_run_options(options))
         if outcomes := [outcome for of_experiment in results.values() for outcome in of_experiment]:
             print(result_table(outcomes))
         if not find_spec("matplotlib"):  # a bare machine only makes runs
@@ -224,8 +224,6 @@ def _add_compare(commands: Any) -> None:
     text = "Variance of the noise on pixels in [0, 1]."
     parser.add_argument("--noise", type=number(float, 0.0), default=0.0, metavar="VARIANCE", help=text)
     parser.add_argument("--batch-size", type=number(int, 2), default=128, help="Samples per step.")
-    text = "Train cell by cell: for models too large for an ensemble; automatic for models that cannot be stacked."
-    parser.add_argument("--one-at-a-time", action="store_true", help=text)
     _add_run_options(parser)
 
 
@@ -240,7 +238,6 @@ def compare(options: argparse.Namespace) -> None:
         "methods": listed(options.methods, ALL_METHODS, "--methods"),
         "starts": listed(options.starts, COMPARED_STARTS, "--starts"),
         "augmentation": Augmentation(options.shift, options.flip, options.noise),
-        "together": not options.one_at_a_time,
         **_run_options(options),
     }
     with stoppable(CONTINUE):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
+import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,6 @@ from varprop.cli.models import callable_named, did_you_mean, located
 from . import datasets, report
 from .batches import Augmentation, is_tokens, scaled
 from .datasets import Dataset
-from .ensemble import CannotStack
 from .environment import require
 from .execution import RunOptions, run
 from .protocol import (
@@ -107,7 +107,6 @@ def compare(
     epochs: int = 50,
     lr_max: float | Sequence[float] | None = None,
     augmentation: Augmentation | None = None,
-    together: bool = True,
     out: Path | str | None = None,
     **options: Any,
 ) -> MethodComparison:
@@ -126,17 +125,17 @@ def compare(
         starts: Some of ``none``, ``bn``, ``ap2``, ``orthogonal``.
         loss: Of outputs and targets, a mean over samples; cross-entropy by default.
         optimizer: Called with parameter groups and ``lr``, like the classes of `torch.optim`, or the name of one; Adam
-            by default. Networks are trained one at a time with it.
+            by default.
         batch_size: Samples in a step.
         seeds: How many.
         epochs: Of the training that is reported; the search has at most 5.
         lr_max: Upper bound of the search, or several. By default 0.01, moved up by itself, to 10 at most, as long as
             the best rate lies there.
         augmentation: Of training images; none by default.
-        together: Train all cells as one ensemble, which is fastest for small networks on a GPU; otherwise, and where
-            torch cannot do that (recurrent layers), one at a time.
         out: The folder that gets a folder ``compare``; a temporary one by default.
-        options: Of `execution.run.RunOptions`: device, resume, overwrite, root, max_seconds, ray, show, tensorboard.
+        options: Of `execution.RunOptions`: device, jobs, resume, overwrite, root, max_seconds, ray, show, tensorboard.
+            With several jobs other processes import the model, the loss and the optimizer, which lambdas cannot be; a
+            script calls this under ``if __name__ == "__main__":`` then.
 
     Returns:
         The results; printed, the answer and the table.
@@ -169,7 +168,6 @@ def compare(
         starts=cast(tuple[Start, ...], tuple(starts)),
         batch_sizes=(batch_size,),
         lr_limit=HIGHEST_LR if lr_max is None else None,
-        together=together and optimizer is None,
     ).adapted(seeds=seeds, epochs=epochs, lr_max=bounds)
     own_loss = function_at(loss, "loss") if isinstance(loss, str) else loss
     how, own_optimizer = RunOptions(**options), optimizer_of(optimizer)
@@ -177,14 +175,7 @@ def compare(
     check_augmentation(experiment.augmentation, dataset)
     check_model(factory, dataset, own_loss)
     folder = Path(tempfile.mkdtemp(prefix="varprop-")) if out is None else Path(out)
-    train = functools.partial(run, dataset=dataset, factory=factory, loss=own_loss, optimizer=own_optimizer)
-    if how.resume and not Store(folder / NAME).manifest().get("configuration", {}).get("together", True):
-        experiment = replace(experiment, together=False)
-    try:
-        outcomes = train(experiment, folder, how)
-    except CannotStack as error:
-        print(f"The networks are trained one at a time, since torch cannot stack them ({error}).", file=sys.stderr)
-        outcomes = train(replace(experiment, together=False), folder, how)
+    outcomes = run(experiment, folder, how, dataset=dataset, factory=factory, loss=own_loss, optimizer=own_optimizer)
     return MethodComparison(outcomes, folder / NAME, factory, dataset)
 
 
@@ -206,7 +197,7 @@ def model_of(model: str | Factory) -> Factory:
     """A function that makes the model: itself, one of the experiments' by name, or that at ``path.py:function``."""
     if isinstance(model, str):
         model = FACTORIES[model] if model in FACTORIES else function_at(model, "model", tuple(FACTORIES))
-    if isinstance(model, nn.Module) or not callable(model):
+    if isinstance(inspect.unwrap(model), nn.Module) or not callable(model):
         raise CompareError(
             "The model is given as a function that makes it, such as `lambda: Net()`, since every seed draws its own "
             f"weights; got {type(model).__name__}."
@@ -233,7 +224,29 @@ def function_at(text: str, what: str, names: Sequence[str] = ()) -> Callable[...
             f"The {what} is given as path.py:function{choices}, not {text!r}.{did_you_mean(text, names)}"
         )
     with _explained(f"The {what} {text} failed"):
-        return callable_named(path, name)
+        return NamedFunction(path, name)
+
+
+class NamedFunction:
+    """What ``path.py:name`` or ``package.module:name`` names. Other processes of this machine import it anew.
+
+    The pickle of Ray, whose machines may have no such file, sends it as it is.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self.place = path, name
+        self.function = callable_named(path, name)
+        functools.update_wrapper(self, self.function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+ForkingPickler.register(NamedFunction, lambda named: (NamedFunction, named.place))
 
 
 @contextlib.contextmanager

@@ -245,7 +245,7 @@ def run(folder: Path, say: Callable[[str], None] = print, epochs: int = EPOCHS) 
     digits, results, start = load(), [], time.perf_counter()
     for batch in BATCHES:
         for method in METHODS:
-            with reproducible(torch.device("cpu"), threads_on_cpu=1):  # more only slow down networks this small
+            with reproducible(torch.device("cpu")):
                 results.append(train(method, batch, digits, epochs))
             mean = 100 * statistics.mean(results[-1].test)
             say(f"batches of {batch}, {method}: {mean:.1f} % ({results[-1].seconds:.0f} s)")

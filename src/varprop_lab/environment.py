@@ -56,13 +56,12 @@ def require(package: str, purpose: str, extra: str = "lab") -> Any:
 
 
 @contextlib.contextmanager
-def reproducible(device: torch.device, threads_on_cpu: int) -> Iterator[None]:
-    """Deterministic algorithms on a GPU; on a CPU so many threads, for results depend on their number."""
+def reproducible(device: torch.device) -> Iterator[None]:
+    """One thread, for results depend on their number; on a GPU deterministic algorithms."""
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if device.type == "cpu":
-        torch.set_num_threads(threads_on_cpu)
+    torch.set_num_threads(1)
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

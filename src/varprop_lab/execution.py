@@ -1,9 +1,8 @@
 """Runs experiments: what is finished is kept, what is missing is done, and how it was done is written down.
 
-A job is what runs together, from the search for learning rates to the test. Learning rates are searched in lockstep:
-every round evaluates one rate of each search. A checkpoint is written after every round, and every few epochs of the
-final training. A run that was killed continues with the cells it had begun with, so that every number comes out the
-same. Jobs run here, in processes of this machine, or on Ray.
+Cells are trained one by one, from the search for the learning rate to the test: here, in processes of this machine, or
+on Ray. A checkpoint is written after every evaluation of the search, and every few epochs of the final training; a run
+that was killed goes on from there, and every number comes out the same.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -32,59 +33,41 @@ from varprop.cli.models import first_line
 
 from . import datasets
 from .datasets import Dataset, on_device
-from .ensemble import EnsembleTrainer
 from .environment import Files, chosen_device, locked, remove_unfinished, reproducible, require
-from .protocol import TRAIN_LOSS, Cell, Experiment, Factory, Outcome, Protocol, Search
+from .protocol import Cell, Experiment, Factory, Outcome, Search
 from .starts import without_parametrization
 from .store import Store, changed, describe, ended, fingerprints, resumed
-from .training import Loss, MakeOptimizer, SingleTrainer, Task, Tick, Trainer
+from .training import Loss, MakeOptimizer, Task, Tick, Trainer
 
 Trace = list[tuple[float, float]]  # (lr, loss) in the order made
-Evaluate = Callable[[dict[str, float]], Mapping[str, float]]
 
 
-class _Unknown(Exception):
-    """Interrupts a search at the first rate whose loss is not known yet."""
-
-    def __init__(self, lr: float) -> None:
-        self.lr = lr
-
-
-def find_lrs(
-    bounds: Mapping[str, tuple[float, float]],
-    evaluate: Evaluate,
+def search_lr(
+    loss_at: Callable[[float], float],
+    bounds: tuple[float, float],
     evaluations: int = 10,
     grids: Sequence[int] = (),
     try_bounds: bool = True,
-    recorded: Mapping[str, Trace] | None = None,
+    recorded: Trace | None = None,
     limit: float | None = None,
-) -> dict[str, vp.LRSearch]:
-    """Search for several learning rates at once, by name, as `vp.find_lr` does for one.
+) -> vp.LRSearch:
+    """Search for a learning rate as `vp.find_lr` does, knowing the losses that an earlier run `recorded`.
 
-    Brent's method is deterministic, so in every round each search is repeated with the losses known so far, those of
-    an earlier run (`recorded`) among them, until it asks for a new one; `evaluate` gives these for all of them at once.
-    While the best rate lies at the upper bound, the bound is moved up by a decade, at most to `limit` if there is one.
+    Brent's method is deterministic, so it asks for their rates again. While the best rate lies at the upper bound, the
+    bound is moved up by a decade, at most to `limit` if there is one.
     """
-    traces = {name: list((recorded or {}).get(name, [])) for name in bounds}
-    searches: dict[str, vp.LRSearch] = {}
-    while True:
-        wanted: dict[str, float] = {}
-        for name in bounds.keys() - searches.keys():
-            try:
-                loss = _recorded_loss(name, traces[name])
-                search = vp.find_lr(loss, bounds[name], evaluations, grids=grids, try_bounds=try_bounds)
-                searches[name] = _widened(loss, search, limit)
-            except _Unknown as next_evaluation:
-                wanted[name] = next_evaluation.lr
-        if not wanted:
-            return {name: searches[name] for name in bounds}
-        losses = evaluate({name: wanted[name] for name in bounds if name in wanted})
-        for name, lr in wanted.items():
-            traces[name].append((lr, losses[name]))
+    known = iter(recorded or ())
 
+    def loss(lr: float) -> float:
+        recorded_lr, value = next(known, (lr, None))
+        if not math.isclose(recorded_lr, lr, rel_tol=1e-9):
+            raise RuntimeError(
+                f"The search asks for the learning rate {lr:g} where an earlier run evaluated {recorded_lr:g}: that "
+                "run had other settings or versions; start again in another folder."
+            )
+        return loss_at(lr) if value is None else value
 
-def _widened(loss: Callable[[float], float], search: vp.LRSearch, limit: float | None) -> vp.LRSearch:
-    """The search, gone on with above its upper bound as long as the best rate lies there."""
+    search = vp.find_lr(loss, bounds, evaluations, grids=grids, try_bounds=try_bounds)
     low, high = search.bounds
     while limit is not None and high < limit and search.at_bound and search.lr > math.sqrt(low * high):
         above = vp.find_lr(loss, (high, min(10 * high, limit)), 5, grids=(3,), try_bounds=False)
@@ -95,34 +78,17 @@ def _widened(loss: Callable[[float], float], search: vp.LRSearch, limit: float |
     return search
 
 
-def _recorded_loss(name: str, trace: Trace) -> Callable[[float], float]:
-    recorded = iter(trace)
+def loss_at(trainer: Trainer, rate: float, tick: Tick) -> float:
+    """The running loss after the horizon of a search; infinite where it diverged.
 
-    def loss(lr: float) -> float:
-        recorded_lr, value = next(recorded, (None, math.nan))
-        if recorded_lr is None:
-            raise _Unknown(lr)
-        if not math.isclose(recorded_lr, lr, rel_tol=1e-9):
-            raise RuntimeError(
-                f"The search for {name} asks for the learning rate {lr:g} where an earlier run evaluated "
-                f"{recorded_lr:g}: that run had other settings or versions; start again in another folder."
-            )
-        return value
-
-    return loss
-
-
-def losses_at(trainer: Trainer, rates: Mapping[str, float], protocol: Protocol, tick: Tick) -> dict[str, float]:
-    """The running loss after the horizon of a search, by key of the cell; infinite where it diverged.
-
-    All evaluations of a cell see the same batches in the same order. Cells that no rate is given for run along.
+    All evaluations see the same batches in the same order.
     """
-    trainer.reset([rates.get(cell.key, protocol.lr_min) for cell in trainer.cells])
-    for number in range(protocol.search_epochs):
+    trainer.reset(rate)
+    for number in range(trainer.protocol.search_epochs):
         trainer.epoch(number, tick)
-        if not any(map(math.isfinite, trainer.losses())):
+        if not math.isfinite(trainer.loss()):
             break
-    return {cell.key: or_infinite(loss) for cell, loss in zip(trainer.cells, trainer.losses(), strict=True)}
+    return or_infinite(trainer.loss())
 
 
 def or_infinite(loss: float) -> float:
@@ -131,7 +97,6 @@ def or_infinite(loss: float) -> float:
 
 
 Log = Callable[[Cell, int, dict[str, float]], None]
-Curves = list[dict[str, list[float]]]
 
 
 class OutOfTime(Exception):
@@ -154,45 +119,38 @@ class Context:
             raise OutOfTime
 
 
-def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
-    """Which of the cells that are not finished run together, by the name of their files."""
-    jobs: dict[str, list[Cell]] = {}
-    for cell in experiment.cells():
-        if not store.has(cell):
-            jobs.setdefault(f"b{cell.batch_size}" if experiment.together else cell.key, []).append(cell)
-    return jobs
+def missing_cells(experiment: Experiment, store: Store) -> list[Cell]:
+    """The cells that are not finished."""
+    return [cell for cell in experiment.cells() if not store.has(cell)]
 
 
-def run_job(context: Context, name: str, cells: list[Cell]) -> None:
+def train_cell(context: Context, cell: Cell) -> None:
     """Search, train and test; what an earlier run did is not done again."""
-    job = _Job(context, name, cells)
-    searches = job.search()
-    curves = job.train([search.lr for search in searches])
+    job = _Job(context, cell)
+    search = job.search()
+    curves = job.train(search.lr)
     trainer, store = job.trainer, context.store
-    tests = trainer.test()
-    share = job.seconds / len(trainer.cells)
-    diverged = [not math.isfinite(loss) for loss in trainer.losses()]
-    for cell, model, lost in zip(trainer.cells, trainer.trained(), diverged, strict=True):
-        if not lost:  # before the outcomes: a cell that is finished has its weights
-            store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
-    results = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
-    for cell, search, curve, (loss, accuracy), lost, gap in results:
-        store.write_outcome(Outcome(cell, search, curve, or_infinite(loss), accuracy, lost, gap, share))
-    store.drop_partial(name)
+    loss, accuracy = trainer.test()
+    diverged, seconds = not math.isfinite(trainer.loss()), job.seconds
+    if not diverged:  # before the outcome: a cell that is finished has its weights
+        store.write_weights(cell, without_parametrization(trainer.model, cell.method).state_dict())
+    outcome = Outcome(cell, search, curves, or_infinite(loss), accuracy, diverged, trainer.gap, seconds)
+    store.write_outcome(outcome)
+    store.drop_partial(cell.key)
 
 
 class _Job:
-    """Cells in training, and their checkpoint: the cells, what searches evaluated, the final training, the time."""
+    """A cell in training, and its checkpoint: what the search evaluated, the final training, the time."""
 
-    def __init__(self, context: Context, name: str, cells: list[Cell]) -> None:
-        self.context, self.name, self.protocol = context, name, context.task.experiment.protocol
-        begun: dict[str, Any] = {"cells": [asdict(cell) for cell in cells], "traces": {}, "final": None, "seconds": 0.0}
-        self.kept = context.store.load_partial(name) or begun
-        task, begun_with = context.task, [Cell(**cell) for cell in self.kept["cells"]]
-        if task.experiment.precision.compiled:
+    def __init__(self, context: Context, cell: Cell) -> None:
+        self.context, self.cell, self.protocol = context, cell, context.task.experiment.protocol
+        self.kept: dict[str, Any] = {"trace": [], "final": None, "seconds": 0.0}
+        kept = context.store.load_partial(cell.key) or {}
+        if "trace" in kept:  # an earlier version kept several cells at once, in another form
+            self.kept = kept
+        if context.task.experiment.precision.compiled:
             torch.compiler.reset()  # what was compiled for earlier cells: torch keeps a few versions of a function only
-        together = task.experiment.together
-        self.trainer: Trainer = EnsembleTrainer(task, begun_with) if together else SingleTrainer(task, begun_with[0])
+        self.trainer = Trainer(context.task, cell)
         self.started: float = time.monotonic() - self.kept["seconds"]
         self._keep()  # not before: what cannot be trained leaves nothing to go on with
 
@@ -203,50 +161,47 @@ class _Job:
 
     def _keep(self, **changes: Any) -> None:
         self.kept |= {**changes, "seconds": self.seconds}
-        self.context.store.save_partial(self.name, self.kept)
+        self.context.store.save_partial(self.cell.key, self.kept)
 
-    def search(self) -> list[Search]:
-        """The learning rate of every cell, from what is known of it on."""
-        cells, protocol, context = self.trainer.cells, self.protocol, self.context
+    def search(self) -> Search:
+        """The learning rate, from what is known of it on."""
+        cell, protocol, context = self.cell, self.protocol, self.context
         if not context.task.experiment.search:
-            return [Search(cell.lr_max, math.nan) for cell in cells]
-        recorded = self.kept["traces"]
-        traces: dict[str, Trace] = {cell.key: [(lr, loss) for lr, loss in recorded.get(cell.key, ())] for cell in cells}
+            return Search(cell.lr_max, math.nan)
+        trace: Trace = [(lr, loss) for lr, loss in self.kept["trace"]]
+        recorded = list(trace)
 
-        def evaluate(wanted: dict[str, float]) -> dict[str, float]:
-            losses = losses_at(self.trainer, wanted, protocol, context.tick)
-            for key, rate in wanted.items():
-                traces[key].append((rate, losses[key]))
-            self._keep(traces=traces)
+        def evaluate(rate: float) -> float:
+            loss = loss_at(self.trainer, rate, context.tick)
+            trace.append((rate, loss))
+            self._keep(trace=trace)
             context.check_time()
-            return losses
+            return loss
 
-        context.tick(max(map(len, traces.values())) * protocol.search_epochs * self.trainer.steps)
-        bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in cells}
-        search = protocol.evaluations, protocol.grids, protocol.try_bounds
-        result = find_lrs(bounds, evaluate, *search, traces, context.task.experiment.lr_limit)
-        searches = [result[cell.key] for cell in cells]
-        return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
+        context.tick(len(recorded) * protocol.search_epochs * self.trainer.steps)
+        bounds, limit = (protocol.lr_min, cell.lr_max), context.task.experiment.lr_limit
+        settings = protocol.evaluations, protocol.grids, protocol.try_bounds
+        found = search_lr(evaluate, bounds, *settings, recorded, limit)
+        return Search(found.lr, found.loss, list(found.trace), found.at_bound, found.flat, found.diverged)
 
-    def train(self, rates: list[float]) -> Curves:
+    def train(self, rate: float) -> dict[str, list[float]]:
         """The curves of the final training, which goes on from its last checkpoint."""
         trainer, context, epochs = self.trainer, self.context, self.protocol.epochs
-        curves: Curves = [{} for _ in trainer.cells]
+        curves: dict[str, list[float]] = {}
         first = 0
-        trainer.reset(rates)
+        trainer.reset(rate)
         if self.kept["final"] is not None:
             curves, first = self.kept["final"]["curves"], int(self.kept["final"]["epochs"])
-            trainer.load_(rates, self.kept["final"]["state"])
+            trainer.load_(rate, self.kept["final"]["state"])
             context.tick(first * trainer.steps)
         for number in range(first, epochs):
-            if number and not any(map(math.isfinite, trainer.losses())):
-                break
             trainer.epoch(number, context.tick)
-            for cell, curve, measured in zip(trainer.cells, curves, trainer.curves(number), strict=True):
-                if math.isfinite(measured[TRAIN_LOSS]):  # the curve of one that has diverged ends
-                    context.log(cell, number, measured)
-                    for name, value in measured.items():
-                        curve.setdefault(name, []).append(value)
+            if not math.isfinite(trainer.loss()):
+                break
+            measured = trainer.measurements(number)
+            context.log(self.cell, number, measured)
+            for name, value in measured.items():
+                curves.setdefault(name, []).append(value)
             done = number + 1
             over = time.monotonic() > context.deadline
             if done == epochs or over or done % self.protocol.checkpoint_epochs == 0:
@@ -258,11 +213,10 @@ class _Job:
 
 # ---------------------------------------------------------------------------------------------------- processes, Ray
 
-# Every process writes what it finishes into the same folder, so that a run can be continued with any number of them. A
-# task of Ray trains what `missing_jobs` would have trained here, with as many threads, so that the numbers come out the
-# same. Its files are written by one actor on the machine of the driver: workers need no disk in common. A worker that
-# is lost costs the time since its last checkpoint, since Ray runs its task again; when the driver is lost Ray ends the
-# tasks, and `--resume` goes on from the files.
+# Every process writes what it finishes into the same folder, so that a run can be continued with any number of them. On
+# Ray files are written by one actor on the machine of the driver: workers need no disk in common. A worker that is lost
+# costs the time since its last checkpoint, since Ray runs its task again; when the driver is lost Ray ends the tasks,
+# and `--resume` goes on from the files.
 
 _POLL_SECONDS = 0.2
 
@@ -278,45 +232,45 @@ class Setup:
     task: Task  # with its data on the CPU
     folder: Path  # of the experiment
     device: torch.device  # to train on
-    threads: int  # that torch uses on a CPU, as in the process that asks: results depend on it
 
     @classmethod
     def of(cls, context: Context) -> Setup:
         """The setup for workers of a run."""
         task = replace(context.task, dataset=on_device(context.task.dataset, torch.device("cpu")))
-        return cls(task, context.store.folder.resolve(), context.task.device, torch.get_num_threads())
+        return cls(task, context.store.folder.resolve(), context.task.device)
 
     def context(self, files: Files, tick: Tick, deadline: float) -> Context:
         """The context of the run in a worker."""
-        torch.set_num_threads(self.threads)
         task = replace(self.task, dataset=on_device(self.task.dataset, self.device))
         return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
 
 
-def work(context: Context, name: str, cells: list[Cell]) -> bool:
-    """Run one job; whether the time was enough."""
+def work(context: Context, cell: Cell) -> bool:
+    """Train a cell; whether the time was enough."""
     try:
         context.check_time()
-        with reproducible(context.task.device, torch.get_num_threads()):
-            run_job(context, name, cells)
+        with reproducible(context.task.device):
+            train_cell(context, cell)
     except OutOfTime:
         return False
     return True
 
 
 def run_in_processes(context: Context, processes: int) -> bool:
-    """Run all missing jobs; whether the time was enough. Raises a WorkerError if a process was killed."""
+    """Train all missing cells; whether the time was enough. Raises a WorkerError if a process was killed."""
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     steps: SimpleQueue[int] = spawn.SimpleQueue()
     arguments = Setup.of(context), steps, context.deadline, os.getpid()
     with ProcessPoolExecutor(processes, spawn, _start_worker, arguments) as pool:
         try:
-            missing = missing_jobs(context.task.experiment, context.store)
-            futures = [pool.submit(_work, name, cells) for name, cells in missing.items()]
+            futures = [pool.submit(_work, cell) for cell in missing_cells(context.task.experiment, context.store)]
             _watch(futures, steps, context.tick)
             return all([future.result() for future in futures])
         except BrokenProcessPool as error:
-            raise WorkerError("A process of the run was ended from outside; go on with --resume.") from error
+            raise WorkerError(
+                "A process of the run was ended from outside, or could not start (a script must start it under "
+                "`if __name__ == '__main__':`); go on with --resume."
+            ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -348,13 +302,13 @@ def _start_worker(setup: Setup, steps: SimpleQueue[int], deadline: float, parent
     _context = setup.context(Files(), tick, deadline)
 
 
-def _work(name: str, cells: list[Cell]) -> bool:
+def _work(cell: Cell) -> bool:
     assert _context is not None
-    return work(_context, name, cells)
+    return work(_context, cell)
 
 
 LOCAL = "local"  # instead of an address: a Ray of this command's own, on this machine
-RETRIES = 3  # of a job whose worker is lost
+RETRIES = 3  # of a cell whose worker is lost
 _RAY_POLL_SECONDS = 0.5
 
 
@@ -392,10 +346,10 @@ class _RemoteFiles(Files):
 
 
 def run_on_ray(context: Context, address: str, at_once: int = 1) -> bool:
-    """Run all missing jobs; whether the time was enough.
+    """Train all missing cells; whether the time was enough.
 
-    The address is that of a cluster, as `ray.init` takes it, or `LOCAL`; so many jobs `at_once` share a GPU. Raises a
-    WorkerError if there is no such cluster, it has not what a job needs, or a job lost its worker too often.
+    The address is that of a cluster, as `ray.init` takes it, or `LOCAL`; so many cells `at_once` share a GPU. Raises a
+    WorkerError if there is no such cluster, it has not what a cell needs, or a cell lost its worker too often.
     """
     ray = require("ray", "--ray", extra="ray")
     _connect(ray, address)
@@ -431,40 +385,30 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
     # writing twice does no harm, so that a call to a keeper that was lost may be repeated
     keeper_class = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(_FileKeeper)
     setup, keeper = Setup.of(context), keeper_class.remote()
-    needs = _needs(setup, at_once)
+    needs = {"num_cpus": 1} | ({"num_gpus": 1 / at_once} if setup.device.type == "cuda" else {})
     _require_resources(ray.cluster_resources(), needs)
     task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
     shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
-    # again, since a job that was begun with fewer seeds goes on with these alone
-    while missing := missing_jobs(context.task.experiment, context.store):
-        results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
-        waiting = results
-        while waiting:
-            done, waiting = ray.wait(waiting, timeout=_RAY_POLL_SECONDS)
-            context.tick(_result(keeper.counted.remote()))
-            _results(done)  # an error ends the run at once
-        if not all(_results(results)):
-            return False
-    return True
-
-
-def _needs(setup: Setup, at_once: int) -> dict[str, float]:
-    """The resources that Ray sets aside for a job: a GPU or its share, or the threads that it computes with."""
-    if setup.device.type == "cuda":
-        return {"num_cpus": 1, "num_gpus": 1 / at_once}
-    return {"num_cpus": 1 if setup.task.experiment.together else setup.threads}
+    missing = missing_cells(context.task.experiment, context.store)
+    results = [task.remote(shared, keeper, until, cell) for cell in missing]
+    waiting = results
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=_RAY_POLL_SECONDS)
+        context.tick(_result(keeper.counted.remote()))
+        _results(done)  # an error ends the run at once
+    return all(_results(results))
 
 
 def _require_resources(available: dict[str, float], needs: dict[str, float]) -> None:
     for name, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         if available.get(kind, 0) < needs.get(name, 0):
-            raise WorkerError(f"A job needs {needs[name]:g} {kind} of Ray, which has {available.get(kind, 0):g}.")
+            raise WorkerError(f"A cell needs {needs[name]:g} {kind} of Ray, which has {available.get(kind, 0):g}.")
 
 
-def _run_task(setup: Setup, keeper: Any, until: float, name: str, cells: list[Any]) -> bool:
-    """One job, in a worker; `until` is by the clock on the wall, which machines have in common."""
+def _run_task(setup: Setup, keeper: Any, until: float, cell: Cell) -> bool:
+    """One cell, in a worker; `until` is by the clock on the wall, which machines have in common."""
     deadline = time.monotonic() + until - time.time()
-    return work(setup.context(_RemoteFiles(keeper), keeper.count.remote, deadline), name, cells)
+    return work(setup.context(_RemoteFiles(keeper), keeper.count.remote, deadline), cell)
 
 
 def _result(reference: Any) -> Any:
@@ -501,9 +445,8 @@ class RunOptions:
     overwrite: bool = False  # whether to delete what an earlier run left in the folder and start anew
     root: Path | str | None = None  # where data sets are looked for first
     max_seconds: float = math.inf  # stop at the checkpoint that comes next then; every run reaches one at least
-    jobs: int = 1  # so many cells at once, each in a process of its own; with one, small networks are trained together
-    # run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task
-    ray: str | None = None
+    jobs: int = 1  # so many networks at once, each in a process of its own; the numbers do not depend on it
+    ray: str | None = None  # run on Ray instead: the address of a cluster, or ``local``
     show: Show = progress.show  # shows progress: `progress.show`, or anything like it
     tensorboard: Path | None = None  # a folder for its event files; none are written by default
 
@@ -529,14 +472,13 @@ def run(
     """Run an experiment, keep everything in a folder of its name below `out`, and return its finished cells.
 
     These are fewer than it has if the time was over. Data set and model are those that the experiment names, the loss
-    is cross-entropy and the optimizer Adam unless others are given; an optimizer is made of parameter groups, and only
-    where cells are not trained together. Raises a RunError if the folder holds results and `resume` was not given, or
-    results of another model, other data or other settings.
+    is cross-entropy and the optimizer Adam unless others are given; an optimizer is made of parameter groups. Raises a
+    RunError if the folder holds results and `resume` was not given, or results of another model, other data or other
+    settings.
     """
     deadline, target = time.monotonic() + options.max_seconds, chosen_device(options.device)
-    small = experiment.together  # networks that more than one thread would not make faster
     if options.jobs > 1 and options.ray is None:
-        experiment = replace(experiment, together=False)
+        _require_sendable({"model": factory, "loss": loss, "optimizer": optimizer})
     store = Store(Path(out) / experiment.name)
     _require_free(store, options)
     data = datasets.on_device(dataset or datasets.load(experiment.dataset, options.root), target)
@@ -547,7 +489,7 @@ def run(
     started = time.monotonic()
     with (
         _logger(options.tensorboard, experiment.name) as log,
-        reproducible(target, 1 if small else max(1, torch.get_num_threads() // options.jobs)),
+        reproducible(target),
         _ready(store, options),
         options.show(_total_steps(task, store), experiment.name) as bar,
     ):
@@ -578,6 +520,21 @@ def _require_free(store: Store, options: RunOptions) -> None:
         )
 
 
+def _require_sendable(functions: dict[str, Any]) -> None:
+    for name, function in functions.items():
+        try:
+            ForkingPickler.dumps(function)
+            # of a session other processes know nothing
+            sent = getattr(function, "__module__", "") != "__main__" or hasattr(sys.modules["__main__"], "__file__")
+        except (pickle.PicklingError, AttributeError, TypeError):
+            sent = False
+        if not sent:
+            raise RunError(
+                f"With several jobs other processes must import the {name}, and cannot import {function!r}: define it "
+                "at the top level of a file, or leave out jobs."
+            )
+
+
 def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
     """The manifest of a run that goes on; the earlier one must fit."""
     before = store.manifest()
@@ -589,6 +546,7 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
     configuration, earlier = (
         json.loads(json.dumps(c)) for c in (now["configuration"], defaults | before["configuration"] | known)
     )
+    earlier.pop("together", None)  # whether it trained cells as one batch of networks: the same but for rounding
     names = dict.fromkeys([*configuration, *earlier])
     if differing := [name for name in names if configuration.get(name) != earlier.get(name)]:
         raise RunError(
@@ -627,17 +585,17 @@ def _ready(store: Store, options: RunOptions) -> Iterator[None]:
 def _total_steps(task: Task, store: Store) -> int:
     protocol = task.experiment.protocol
     epochs = protocol.epochs + (protocol.evaluations * protocol.search_epochs if task.experiment.search else 0)
-    first = [cells[0] for cells in missing_jobs(task.experiment, store).values()]
-    return sum(epochs * task.batches(cell.seed, cell.batch_size).steps for cell in first)
+    missing = missing_cells(task.experiment, store)
+    return sum(epochs * task.batches(cell.seed, cell.batch_size).steps for cell in missing)
 
 
 def _run_all(context: Context) -> bool:
-    """Run every cell that is missing, one job after the other; whether the time was enough."""
+    """Train all missing cells, one after another; whether the time was enough."""
     try:
-        while missing := missing_jobs(context.task.experiment, context.store):
-            run_job(context, *next(iter(missing.items())))
-            if missing_jobs(context.task.experiment, context.store):
+        for number, cell in enumerate(missing_cells(context.task.experiment, context.store)):
+            if number:  # every run gets something done
                 context.check_time()
+            train_cell(context, cell)
     except OutOfTime:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -86,7 +87,7 @@ class Outcome:
     test_accuracy: float  # the same; NaN where the targets are no classes
     diverged: bool  # whether the loss became infinite or NaN in training, which is a result too
     start_gap: float  # largest difference of log-probabilities between this method at its start and the plain network
-    seconds: float  # spent on it; the share of it where many trained together
+    seconds: float  # spent on it
 
     @property
     def bound(self) -> float:
@@ -270,7 +271,6 @@ class Experiment:
     lr_max: tuple[float, ...] = (PAPER_LR_MAX,)
     search: bool = True  # whether learning rates are searched for
     lr_limit: float | None = None  # a bound at which the best rate lies is moved up, at most to here; None: it stays
-    together: bool = True  # whether all cells are trained as one batched ensemble
     train_samples: int | None = None  # only so many training images are used; all by default
     # what a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original`` weights with s and
     # b introduced, as the paper says, or the ``converted`` ones that all other methods get there. The function is the
@@ -280,8 +280,7 @@ class Experiment:
     # as the paper writes them
     borders: Borders = "pooled"
     protocol: Protocol = field(default_factory=Protocol)  # how each is trained
-    # how a step is computed on a GPU, where cells are trained one at a time
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = field(default_factory=Precision)  # how a step is computed on a GPU
 
     def cells(self) -> list[Cell]:
         """All its training runs, those of one seed and bound next to each other."""
@@ -439,8 +438,8 @@ def convolutional(width: int = 96, layers: Layers = _alone) -> nn.Module:
 
 
 FACTORIES: dict[str, Factory] = {
-    "digits": lambda: logistic(64, hidden=3),
-    "mnist": lambda: logistic(784, hidden=6),
+    "digits": functools.partial(logistic, 64, hidden=3),  # no lambdas, which cannot be sent to other processes
+    "mnist": functools.partial(logistic, 784, hidden=6),
     "rows": RowByRow,
     "cifar10": convolutional,
 }

@@ -372,29 +372,18 @@ def gap(model: nn.Module, plain: nn.Module, probe: Tensor, classes: bool = True)
     return float((outputs[0] - outputs[1]).abs().max()) / scale
 
 
-def starting_points(
-    factory: str | Factory, cells: list[Cell], data: StartData, own_weights: OwnWeights = "original"
-) -> dict[Cell, StartingPoint]:
-    """The networks of all cells of one seed.
+def starting_point(
+    factory: str | Factory, cell: Cell, data: StartData, own_weights: OwnWeights = "original"
+) -> StartingPoint:
+    """The network of a cell.
 
-    Raises a RuntimeError if a form computes something else than the plain network of its start.
+    Raises a RuntimeError if it computes something else than the plain network of its start.
     """
-    plain: dict[Start, nn.Module] = {}
-    started: dict[tuple[Method, Start, str], StartingPoint] = {}
-    for cell in cells:
-        kind = (cell.method, cell.start, cell.variant)
-        if cell.start not in plain:
-            plain[cell.start] = plain_network(factory, cell.start, cell.seed, data)
-        if kind not in started:
-            at_home = own_weights == "original" and cell.start in OWN_STARTS.get(cell.method, ())
-            original = original_network(factory, cell.start, cell.seed, data) if at_home else None
-            started[kind] = _started(cell, plain[cell.start], data, original)
-    return {cell: started[cell.method, cell.start, cell.variant] for cell in cells}
-
-
-def _started(cell: Cell, plain: nn.Module, data: StartData, original: nn.Module | None) -> StartingPoint:
+    plain = plain_network(factory, cell.start, cell.seed, data)
     model = parametrized(plain, cell.method, data, cell.variant)
-    if original is not None and cell.variant != UNIT_NORM:  # unit norm is another choice of the same length
+    at_home = own_weights == "original" and cell.start in OWN_STARTS.get(cell.method, ())
+    if at_home and cell.variant != UNIT_NORM:  # unit norm is another choice of the same length
+        original = original_network(factory, cell.start, cell.seed, data)
         model = with_original_weights(model, original, cell.method, data)
     distance = gap(model, plain, data.probe, data.classes)
     limit = _GAP * torch.finfo(next(plain.parameters()).dtype).eps

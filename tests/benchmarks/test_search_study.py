@@ -11,24 +11,25 @@ from benchmarks import search_study
 import varprop as vp
 
 ROOT = Path(__file__).parents[2]
-BOUNDS = {"smooth": (1e-6, 1e-2), "valleys": (1e-6, 1e-2)}
 
 
-def losses(lr):
-    """A valley at 1e-4, and beside a broad one at 1e-5 a narrow deeper one near the upper bound."""
+def smooth(lr):
+    """A valley at 1e-4."""
+    return 1 + (math.log10(lr) + 4) ** 2
+
+
+def valleys(lr):
+    """A broad one at 1e-5, and a narrow deeper one near the upper bound."""
     place = math.log10(lr)
-    return {
-        "smooth": 1 + (place + 4) ** 2,
-        "valleys": min(2 + 0.1 * (place + 5) ** 2, 1 + 20 * (place + 2.3) ** 2),
-    }
+    return min(2 + 0.1 * (place + 5) ** 2, 1 + 20 * (place + 2.3) ** 2)
 
 
-def evaluate(wanted):
-    return {name: losses(lr)[name] for name, lr in wanted.items()}
+def compared(loss):
+    return search_study.compared((1e-6, 1e-2), loss)
 
 
 def test_regret_is_measured_against_the_best_that_anybody_tried():
-    found = search_study.compared(BOUNDS, evaluate)
+    found = {"smooth": compared(smooth), "valleys": compared(valleys)}
     for searches in found.values():
         assert min(search["regret"] for search in searches.values()) == 0
         best = min(search["loss"] for search in searches.values())
@@ -43,7 +44,7 @@ def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
 
     def found(job):
         made.append(job.cell.key)
-        return search_study.compared(BOUNDS, evaluate)["valleys" if job.cell.method == "batch" else "smooth"]
+        return compared(valleys if job.cell.method == "batch" else smooth)
 
     monkeypatch.setattr(search_study._SearchedCell, "found", found)
     search_study.study(tmp_path, experiments={"digits, seed 0": search_study.STUDIED["digits, seed 0"]})

@@ -225,7 +225,7 @@ def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     given = shlex.split(
         "--dataset digits --model net.py:make --methods analytic,batch,layer --starts none,orthogonal --shift 1 --flip "
         "--loss net.py:loss --optimizer SGD "
-        "--noise 0.1 --batch-size 32 --one-at-a-time --epochs 3 --device cpu --out"
+        "--noise 0.1 --batch-size 32 --jobs 2 --epochs 3 --device cpu --out"
     )
     assert varprop_command("compare", *given, tmp_path)[0] == 0
     args, handed = calls["comparison.compare"]
@@ -233,7 +233,7 @@ def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     assert (handed["methods"], handed["starts"]) == (("analytic", "batch", "layer"), ("none", "orthogonal"))
     assert (handed["loss"], handed["optimizer"]) == ("net.py:loss", "SGD")
     assert handed["augmentation"] == Augmentation(1, True, 0.1)
-    assert handed["batch_size"] == 32 and handed["together"] is False and handed["epochs"] == 3
+    assert handed["batch_size"] == 32 and handed["jobs"] == 2 and handed["epochs"] == 3
     assert "seeds" not in handed and "lr_max" not in handed
 
 

@@ -2,6 +2,7 @@ import contextlib
 import functools
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,12 @@ def data():
 
 def model():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 2))
+
+def loss(outputs, targets):
+    return 2 * nn.functional.cross_entropy(outputs, targets)
+
+def optimizer(groups, lr):
+    return torch.optim.SGD(groups, lr)
 
 def too_small():
     return nn.Linear(3, 2)
@@ -326,12 +333,23 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_stacked_is_trained_one_at_a_time(tmp_path, capsys):
+def test_a_recurrent_network_is_compared_and_what_is_finished_stays(tmp_path):
     options = {"methods": ("standard",), "starts": ("none",), "out": tmp_path, **QUICK}
     result = varprop_lab.compare(Recurrent, halves(X, CLASSES), **options)
-    assert len(result.outcomes) == 1 and "trained one at a time, since torch cannot stack" in capsys.readouterr().err
-    again = varprop_lab.compare(Recurrent, halves(X, CLASSES), resume=True, **options)
-    assert again.outcomes == result.outcomes and capsys.readouterr().err == ""
+    assert len(result.outcomes) == 1
+    assert varprop_lab.compare(Recurrent, halves(X, CLASSES), resume=True, **options).outcomes == result.outcomes
+
+
+@pytest.mark.slow
+def test_several_jobs_find_the_same_numbers_for_a_model_loss_and_optimizer_in_a_file(own, tmp_path):
+    functions = {name: f"{own}:{name}" for name in ("loss", "optimizer")}
+    options = {"methods": ("standard", "analytic"), "starts": ("none",), **functions, **QUICK}
+    found = [
+        varprop_lab.compare(f"{own}:model", f"{own}:data", jobs=jobs, out=tmp_path / str(jobs), **options).outcomes
+        for jobs in (1, 2)
+    ]
+    one, two = ([replace(outcome, seconds=0.0) for outcome in outcomes] for outcomes in found)
+    assert one == two and len(one) == 2
 
 
 def test_the_bound_of_a_search_is_moved_as_long_as_the_best_rate_lies_there(tmp_path):

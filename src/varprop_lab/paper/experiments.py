@@ -61,7 +61,7 @@ _TABLE = (
     ),
     Experiment("mnist", "mnist", "mnist", _SHIFTS),
     Experiment("noisy-mnist", "mnist", "mnist", _NOISY_SHIFTS),
-    Experiment("noisy-cifar10", "cifar10", "cifar10", _NOISY_FLIPS, together=False, precision=_TENSOR_CORES),
+    Experiment("noisy-cifar10", "cifar10", "cifar10", _NOISY_FLIPS, precision=_TENSOR_CORES),
     Experiment("naive", "mnist", "mnist", _SHIFTS, combinations=_OWN_STARTS, lr_max=(1e-3,), search=False),
     Experiment(
         "small-batches",

@@ -41,7 +41,7 @@ def broken_network():
 
 def run(out, ray=None, factory=tiny.network, resume=False, max_seconds=math.inf, **changes):
     protocol = replace(tiny.experiment().protocol, epochs=EPOCHS)
-    chosen = {"methods": ("standard", "weight"), "starts": ("none",), "together": False, "protocol": protocol}
+    chosen = {"methods": ("standard", "weight"), "starts": ("none",), "protocol": protocol}
     experiment = tiny.experiment(**{**chosen, **changes})
     options = RunOptions("cpu", resume, ray=ray, show=quiet, max_seconds=max_seconds)
     return run_experiment(experiment, out, options, dataset=tiny.dataset(), factory=factory)
@@ -79,22 +79,6 @@ def test_ray_finds_the_same_numbers_and_leaves_the_same_files(alone, tmp_path):
     assert files(tmp_path) == files(out)
     kept = [Store(folder / "tiny").manifest() for folder in (tmp_path, out)]
     assert kept[0]["finished"] and kept[0].keys() == kept[1].keys()
-
-
-@needs_ray
-@pytest.mark.timeout(900)
-def test_an_ensemble_is_one_task_with_the_same_numbers(tmp_path):
-    changes = {"together": True, "methods": ("standard", "analytic"), "protocol": tiny.experiment().protocol}
-    assert numbers(run(tmp_path / "ray", "local", **changes)) == numbers(run(tmp_path / "here", **changes))
-
-
-@needs_ray
-@pytest.mark.timeout(900)
-def test_a_resumed_ensemble_trains_the_seeds_that_were_added_too(tmp_path):
-    changes = {"together": True, "protocol": tiny.experiment().protocol}
-    assert run(tmp_path, max_seconds=0.0, **changes) == []  # begun with one seed, and stopped at its first checkpoint
-    assert len(run(tmp_path, "local", resume=True, seeds=(0, 1), **changes)) == 4
-    assert Store(tmp_path / "tiny").manifest()["finished"]
 
 
 def is_training(out):
@@ -170,7 +154,7 @@ def test_a_cluster_by_its_address(alone, tmp_path):
 
 
 def test_resources_that_are_not_there_are_named():
-    with pytest.raises(WorkerError, match="A job needs 1 GPU of Ray, which has 0"):
+    with pytest.raises(WorkerError, match="A cell needs 1 GPU of Ray, which has 0"):
         ray_cluster._require_resources({"CPU": 4.0}, {"num_cpus": 1, "num_gpus": 1.0})
 
 

@@ -79,14 +79,6 @@ def test_the_same_again_is_the_same_to_the_last_bit(finished, tmp_path):
     assert numbers(run(tmp_path, starts=("none", "bn"))) == numbers(finished[1])
 
 
-def test_one_at_a_time_finds_the_same_rates(finished, tmp_path):
-    alone = run(tmp_path, starts=("none", "bn"), together=False)
-    for one, other in zip(alone, finished[1], strict=True):
-        assert one.cell == other.cell
-        assert one.search.lr == pytest.approx(other.search.lr, rel=1e-3)
-        assert one.curves[TRAIN_LOSS] == pytest.approx(other.curves[TRAIN_LOSS], rel=1e-3)
-
-
 @pytest.mark.slow
 def test_the_manifest_of_a_resumed_run_knows_every_sitting(tmp_path):
     run(tmp_path, seeds=(0,))
@@ -176,15 +168,25 @@ def test_a_run_grows_by_more_seeds(tmp_path):
     assert numbers(both[:1]) == numbers(first)
 
 
+def test_a_folder_of_a_version_that_trained_networks_as_one_batch_is_gone_on_with(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    store = Store(tmp_path / "tiny")
+    manifest = store.manifest()
+    store.write_manifest({**manifest, "configuration": {**manifest["configuration"], "together": True}})
+    lost = finished[1][0].cell
+    store._cell_file(lost).unlink()
+    store.save_partial(lost.key, {"cells": [asdict(lost)], "traces": {lost.key: [(1.0, 1.0)]}, "final": None})
+    assert numbers(run(tmp_path, resume=True, starts=("none", "bn"))) == numbers(finished[1])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [True, False])
-def test_time_that_is_over_stops_at_a_piece_and_resumes_to_the_same_numbers(tmp_path, together):
-    whole = run(tmp_path / "whole", together=together)
+def test_time_that_is_over_stops_at_a_piece_and_resumes_to_the_same_numbers(tmp_path):
+    whole = run(tmp_path / "whole")
     found, rounds = [], 0
     while len(found) < len(whole):
-        found = run(tmp_path / "pieces", resume=True, max_seconds=0.0, together=together)
+        found = run(tmp_path / "pieces", resume=True, max_seconds=0.0)
         rounds += 1
-        assert rounds <= 12  # three evaluations and three epochs, twice where cells are run one after another
+        assert rounds <= 12  # three evaluations and three epochs of two cells
     assert rounds >= 5
     assert numbers(found) == numbers(whole)
 
@@ -315,7 +317,7 @@ def test_unknown_names_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_several_processes_find_the_same_numbers(tmp_path):
-    chosen = {"methods": ("standard", "analytic"), "starts": ("none", "bn"), "together": False}
+    chosen = {"methods": ("standard", "analytic"), "starts": ("none", "bn")}
     alone = run(tmp_path / "alone", **chosen)
     experiment = tiny.experiment(**chosen)
     counted = []
@@ -331,10 +333,17 @@ def test_several_processes_find_the_same_numbers(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_processes_stop_in_time_and_go_on_and_take_small_networks_one_by_one(tmp_path):
+def test_several_processes_stop_in_time_and_go_on(tmp_path):
     experiment = tiny.experiment(methods=QUICK, starts=("bn",))
-    assert experiment.together
     data, options = {"dataset": tiny.dataset(), "factory": tiny.network}, RunOptions("cpu", jobs=2, show=quiet)
     assert run_experiment(experiment, tmp_path, replace(options, max_seconds=0.0), **data) == []
     later = run_experiment(experiment, tmp_path, replace(options, resume=True), **data)
-    assert numbers(later) == numbers(run(tmp_path / "alone", together=False))
+    assert numbers(later) == numbers(run(tmp_path / "alone"))
+
+
+def test_what_other_processes_cannot_import_is_refused(tmp_path):
+    options = RunOptions("cpu", jobs=2, show=quiet)
+    data = {"dataset": tiny.dataset(), "factory": lambda: tiny.network()}
+    with pytest.raises(RunError, match=r"other processes must import the model, and cannot import .*leave out jobs"):
+        run_experiment(tiny.experiment(), tmp_path / "out", options, **data)
+    assert not (tmp_path / "out").exists()

@@ -105,7 +105,7 @@ def test_own_starts_keep_the_original_weights_and_the_function(plain, data, meth
         "weight": lambda module: module.parametrizations.weight.original1,
     }
     for choice in ("original", "converted"):
-        found = starts.starting_points(tiny.network, [cell], data, choice)[cell]
+        found = starts.starting_point(tiny.network, cell, data, choice)
         assert found.gap < 1e-12
         for index in (1, 3, 5):
             assert torch.equal(weights[method](found.model[index]), original[index].weight) == (choice == "original")
@@ -113,7 +113,7 @@ def test_own_starts_keep_the_original_weights_and_the_function(plain, data, meth
 
 def test_batch_norm_on_original_weights_begins_as_the_paper_says(data):
     cell = Cell("tiny", "batch", "bn", 0)
-    model = starts.starting_points(tiny.network, [cell], data)[cell].model
+    model = starts.starting_point(tiny.network, cell, data).model
     scales = torch.cat([module.weight for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
     shifts = torch.cat([module.bias for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
     assert scales.min() > 0 and scales.max() < 1 and scales.std() > 0.2  # s uniform on (0, 1), b = 0
@@ -128,14 +128,7 @@ def test_another_function_is_refused(data, monkeypatch):
 
     monkeypatch.setattr(starts, "parametrized", other)
     with pytest.raises(RuntimeError, match="does not start from the same function"):
-        starts.starting_points(tiny.network, [Cell("tiny", "weight", "none", 0)], data)
-
-
-def test_cells_that_differ_in_their_bounds_share_a_start(data):
-    cells = [Cell("tiny", "weight", "none", 0, lr_max=bound) for bound in (1e-2, 1e-1)]
-    found = starts.starting_points(tiny.network, cells, data)
-    assert found[cells[0]].model is found[cells[1]].model
-    assert isinstance(found[cells[0]].model, nn.Module) and found[cells[0]].gap < 1e-12
+        starts.starting_point(tiny.network, Cell("tiny", "weight", "none", 0), data)
 
 
 # --- the paper's sums of whole kernels ---
@@ -176,7 +169,7 @@ def test_plain_borders_are_the_formula_of_the_paper_at_any_size_of_the_image():
 @pytest.mark.parametrize("start", ["none", "bn", "ap2"])
 def test_plain_borders_stay_the_formula_while_the_function_keeps_its_zeros(start):
     data = image_data(6, "plain")
-    (point,) = starts.starting_points(padded_network, [Cell("own", "analytic", start, 0)], data).values()
+    point = starts.starting_point(padded_network, Cell("own", "analytic", start, 0), data)
     model = copy.deepcopy(point.model)  # as a trainer does
     assert point.gap < 1e-12 and {model[index].padding_mode for index in (0, 2)} == {"zeros"}
     with torch.no_grad():
@@ -198,7 +191,7 @@ def test_an_experiment_says_which_borders_its_networks_start_with():
     found = {}
     for borders in ("pooled", "plain"):
         task = tiny.task(factory=network, data=tiny.dataset(channels=3), methods=("analytic",), borders=borders)
-        found[borders] = vp.fold(task.starts([cell])[cell].model)[0].weight, task.moments(0)
+        found[borders] = vp.fold(task.start(cell).model)[0].weight, task.moments(0)
     weight, moments = found["plain"]
     drawn = starts.build(network, starts.seed_of(starts.GENERAL, 0)).double()[0].weight
     _, sigma = plain_sums(drawn, moments.mean.flatten(), moments.var.flatten())

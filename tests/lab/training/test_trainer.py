@@ -7,18 +7,19 @@ import torch.nn.functional as F
 
 import varprop as vp
 from varprop_lab import batches
-from varprop_lab.ensemble import EnsembleTrainer
 from varprop_lab.protocol import (
+    DECAY,
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
     TRAIN_STILL_LOSS,
+    UNIT_NORM,
     VALID_ACCURACY,
     VALID_BATCH_ACCURACY,
     VALID_BATCH_LOSS,
     VALID_LOSS,
     Cell,
 )
-from varprop_lab.training import SingleTrainer
+from varprop_lab.training import Trainer
 
 from .. import tiny
 
@@ -48,11 +49,11 @@ class Epochs:
 
 def test_the_objective_is_that_of_the_library():
     task = tiny.task()
-    training = SingleTrainer(task, cell())
-    training.reset([3e-2])
+    training = Trainer(task, cell())
+    training.reset(3e-2)
     for number in range(3):
         training.epoch(number, tick)
-    model = task.starts([cell()])[cell()].model
+    model = task.start(cell()).model
     objective = vp.training_objective(
         model,
         torch.optim.Adam,
@@ -61,51 +62,52 @@ def test_the_objective_is_that_of_the_library():
         epochs=3,
         schedule=lambda epoch: 0.96**epoch,
     )
-    assert training.losses()[0] == pytest.approx(objective(3e-2), rel=1e-12)
+    assert training.loss() == pytest.approx(objective(3e-2), rel=1e-12)
 
 
 def test_training_again_gives_the_same_to_the_last_bit():
-    training = SingleTrainer(tiny.task(), cell("batch"))
+    training = Trainer(tiny.task(), cell("batch"))
 
-    def losses():
-        training.reset([1e-2])
+    def loss():
+        training.reset(1e-2)
         training.epoch(0, tick)
         training.epoch(1, tick)
-        return training.losses()
+        return training.loss()
 
-    assert losses() == losses()
+    assert loss() == loss()
 
 
-def test_training_goes_on_from_a_kept_state():
-    training = SingleTrainer(tiny.task(), cell("batch", "bn"))
-    training.reset([1e-2])
+@pytest.mark.parametrize(("method", "variant"), [("batch", ""), ("weight", DECAY), ("analytic", UNIT_NORM)])
+def test_training_goes_on_from_a_kept_state(method, variant):
+    training = Trainer(tiny.task(), cell(method, "bn", variant=variant))
+    training.reset(1e-2)
     training.epoch(0, tick)
     kept = {name: tensor.clone() for name, tensor in training.state().items()}
     training.epoch(1, tick)
-    wanted = training.losses(), training.curves(1)
-    training.load_([1e-2], kept)
+    wanted = training.loss(), training.measurements(1)
+    training.load_(1e-2, kept)
     training.epoch(1, tick)
-    assert (training.losses(), training.curves(1)) == wanted
+    assert (training.loss(), training.measurements(1)) == wanted
 
 
 def test_it_learns_and_says_what_it_measures():
-    training = SingleTrainer(tiny.task(dtype=torch.float32), cell("analytic", "ap2"))
-    training.reset([3e-2])
+    training = Trainer(tiny.task(dtype=torch.float32), cell("analytic", "ap2"))
+    training.reset(3e-2)
     for number in range(6):
         training.epoch(number, tick)
-    curve = training.curves(5)[0]
+    curve = training.measurements(5)
     assert set(curve) == {TRAIN_LOSS, TRAIN_EVAL_LOSS, TRAIN_STILL_LOSS, VALID_LOSS, VALID_ACCURACY}
     assert curve[TRAIN_LOSS] < 0.8 * math.log(3)
-    loss, accuracy = training.test()[0]
+    loss, accuracy = training.test()
     assert loss < math.log(3) and accuracy > 0.5
 
 
 @pytest.mark.parametrize("method", ("batch", "analytic"))
 def test_the_training_set_is_measured_in_evaluation_mode(method):
-    training = SingleTrainer(tiny.task(), cell(method, "ap2"))
-    training.reset([1e-2])
+    training = Trainer(tiny.task(), cell(method, "ap2"))
+    training.reset(1e-2)
     training.epoch(0, tick)
-    curve = training.curves(0)[0]
+    curve = training.measurements(0)
     images, labels = zip(*training.batches.chunks(0, batches.MEASURE), strict=True)
     x, y = torch.cat(images).flatten(0, 1).double(), torch.cat(labels).flatten()
     with torch.no_grad():
@@ -114,40 +116,35 @@ def test_the_training_set_is_measured_in_evaluation_mode(method):
     assert curve[TRAIN_EVAL_LOSS] != pytest.approx(curve[TRAIN_LOSS], rel=1e-3)
 
 
-@pytest.mark.parametrize("trainer", (SingleTrainer, lambda task, cell: EnsembleTrainer(task, [cell])))
-def test_the_training_set_is_measured_without_offsets_too(trainer):
+def test_the_training_set_is_measured_without_offsets_too():
     task = tiny.task(data=tiny.dataset(160), augmentation=batches.Augmentation(shift=1))
-    training = trainer(task, cell("standard", "ap2"))
-    training.reset([1e-2])
+    training = Trainer(task, cell("standard", "ap2"))
+    training.reset(1e-2)
     training.epoch(0, tick)
-    curve = training.curves(0)[0]
+    curve = training.measurements(0)
     chosen = task.split(0)[0]
     x = batches.scaled(task.dataset.train_x[chosen]).double()
     with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(training.trained()[0].eval()(x), task.dataset.train_y[chosen])
-    assert len(chosen) % training.cells[0].batch_size == 0  # else the first samples of an epoch count twice
+        expected = torch.nn.functional.cross_entropy(training.model.eval()(x), task.dataset.train_y[chosen])
+    assert len(chosen) % training.cell.batch_size == 0  # else the first samples of an epoch count twice
     assert curve[TRAIN_STILL_LOSS] == pytest.approx(float(expected), rel=1e-9)
     assert curve[TRAIN_STILL_LOSS] != pytest.approx(curve[TRAIN_EVAL_LOSS], rel=1e-3)
 
 
-@pytest.mark.slow
 def test_images_without_offsets_are_measured_once():
     still = tiny.task(augmentation=batches.Augmentation(noise_variance=0.1))
-    for training in (
-        SingleTrainer(still, cell("standard", "none")),
-        EnsembleTrainer(still, [cell("standard", "none")]),
-    ):
-        training.reset([1e-2])
-        training.epoch(0, tick)
-        assert TRAIN_STILL_LOSS not in training.curves(0)[0]
+    training = Trainer(still, cell("standard", "none"))
+    training.reset(1e-2)
+    training.epoch(0, tick)
+    assert TRAIN_STILL_LOSS not in training.measurements(0)
 
 
 def test_batch_norm_is_validated_with_the_statistics_of_batches_too():
-    training = SingleTrainer(tiny.task(data=tiny.dataset(train=500)), cell("batch"))
-    training.reset([1e-2])
+    training = Trainer(tiny.task(data=tiny.dataset(train=500)), cell("batch"))
+    training.reset(1e-2)
     training.epoch(0, tick)
     before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
-    curve = training.curves(0)[0]
+    curve = training.measurements(0)
     x, y = training.task.validation(0)
     assert len(x) == 50  # three batches of 16, and two images that are left out
     model = copy.deepcopy(training.model).train()
@@ -161,13 +158,13 @@ def test_batch_norm_is_validated_with_the_statistics_of_batches_too():
 
 
 def test_divergence_is_a_loss_that_is_not_finite():
-    training = SingleTrainer(tiny.task(dtype=torch.float32), cell())
-    training.reset([1e30])
+    training = Trainer(tiny.task(dtype=torch.float32), cell())
+    training.reset(1e30)
     training.epoch(0, tick)
-    assert not math.isfinite(training.losses()[0])
-    training.reset([1e-3])
+    assert not math.isfinite(training.loss())
+    training.reset(1e-3)
     training.epoch(0, tick)
-    assert math.isfinite(training.losses()[0])
+    assert math.isfinite(training.loss())
 
 
 def test_batches_do_not_depend_on_anything_but_seed_and_epoch():
@@ -223,18 +220,18 @@ def with_old_parameters(step, images, labels):
 def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, method, wrong):
     monkeypatch.setattr("varprop_lab.training.captured_step", wrong)
     with pytest.raises(RuntimeError, match=f"The training step of {method}.* does not compute what the model does"):
-        SingleTrainer(tiny.task(), cell(method, "ap2"))
+        Trainer(tiny.task(), cell(method, "ap2"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
 def test_trying_a_captured_step_leaves_no_trace(monkeypatch, method):
-    plain = SingleTrainer(tiny.task(), cell(method, "ap2"))
+    plain = Trainer(tiny.task(), cell(method, "ap2"))
     monkeypatch.setattr("varprop_lab.training.captured_step", as_it_is)
-    tried = SingleTrainer(tiny.task(), cell(method, "ap2"))
+    tried = Trainer(tiny.task(), cell(method, "ap2"))
     for trainer in (plain, tried):
-        trainer.reset([1e-2])
+        trainer.reset(1e-2)
         trainer.epoch(0, tick)
-    assert plain.losses() == tried.losses()
+    assert plain.loss() == tried.loss()
     for name, tensor in plain.state().items():
         assert torch.equal(tensor, tried.state()[name]), name
