@@ -228,9 +228,9 @@ def function_at(text: str, what: str, names: Sequence[str] = ()) -> Callable[...
 
 
 class NamedFunction:
-    """What ``path.py:name`` or ``package.module:name`` names. Other processes of this machine import it anew.
+    """The function or class at ``path.py:name`` or ``package.module:name``, imported anew in other processes.
 
-    The pickle of Ray, whose machines may have no such file, sends it as it is.
+    Ray, whose machines may have no such file, sends what was imported here: it has a pickler of its own.
     """
 
     def __init__(self, path: str, name: str) -> None:

@@ -426,7 +426,7 @@ class Trainer:
         return result
 
     def measurements(self, number: int) -> dict[str, float]:
-        """What the curves get after an epoch, by their names; no accuracy where targets are no classes."""
+        """The values of the curves after an epoch, by their names; no accuracy where targets are no classes."""
         loss, right = self.validation()
         result = {TRAIN_LOSS: self.loss(), TRAIN_EVAL_LOSS: self.training_loss(number)}
         result |= {VALID_LOSS: loss, VALID_ACCURACY: right}
