@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from varprop_lab.execution import WorkerError
+from varprop_lab.execution import RunError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -34,7 +34,7 @@ def results_of(
             for future in as_completed(futures):
                 yield from future.result()
         except BrokenProcessPool as error:
-            raise WorkerError("A process of the run was ended from outside; run the command again.") from error
+            raise RunError("A process of the run was ended from outside; run the command again.") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

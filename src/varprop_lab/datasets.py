@@ -43,7 +43,7 @@ _DIGITS_SEED = 0  # of the one permutation that decides which digits are for tes
 
 
 class DataError(vp.VarpropError):
-    """A data set is missing or its files are damaged; the message says which and what to do."""
+    """A data set is missing, damaged, or could not be fetched; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,6 @@ _PIECE = 1 << 20  # bytes, read at once
 Say = Callable[[str], None]
 
 
-class DownloadError(vp.VarpropError):
-    """A data set could not be fetched; the message says why from each source and what to do."""
-
-
 class _SourceFailed(Exception):
     """A source does not answer, or what came is not what it should be."""
 
@@ -259,10 +255,10 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
     """Fetch ``mnist`` or ``cifar10``, unless it is there, whole and right; returns the root, as `load` takes it.
 
     It goes to `root`, by default `$VARPROP_DATA` or the cache directory of the user; `say` gets a line for each file.
-    Raises a DownloadError if no source gives the right files.
+    Raises a DataError if no source gives the right files.
     """
     if name not in ARCHIVES:
-        raise DownloadError(unknown("data set", name, ARCHIVES))
+        raise DataError(unknown("data set", name, ARCHIVES))
     target = places(root)[0]
     for archive in ARCHIVES[name]:
         folder = target / archive.folder
@@ -289,7 +285,7 @@ def _install(name: str, archive: Archive, folder: Path) -> None:
         except _SourceFailed as error:
             reasons.append(str(error))
     else:
-        raise DownloadError(
+        raise DataError(
             f"{archive.name} of {name} could not be fetched ({'; '.join(reasons)}). Without a network, put the "
             f"official files into {folder}; otherwise run the command again."
         )

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
@@ -36,7 +36,7 @@ from .datasets import Dataset, on_device
 from .environment import Files, chosen_device, locked, remove_unfinished, reproducible, require
 from .protocol import Cell, Experiment, Factory, Outcome, Search
 from .starts import without_parametrization
-from .store import Store, changed, describe, ended, fingerprints, resumed
+from .store import Store, describe, ended, fingerprints, resumed
 from .training import Loss, MakeOptimizer, Task, Tick, Trainer
 
 Trace = list[tuple[float, float]]  # (lr, loss) in the order made
@@ -97,6 +97,10 @@ def or_infinite(loss: float) -> float:
 
 
 Log = Callable[[Cell, int, dict[str, float]], None]
+
+
+class RunError(vp.VarpropError):
+    """An experiment cannot be run as asked, or not to its end; the message says why and what to do."""
 
 
 class OutOfTime(Exception):
@@ -221,10 +225,6 @@ class _Job:
 _POLL_SECONDS = 0.2
 
 
-class WorkerError(vp.VarpropError):
-    """A process of a run ended before its work was done."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """All that a worker has to know, here or on another machine."""
@@ -257,34 +257,28 @@ def work(context: Context, cell: Cell) -> bool:
 
 
 def run_in_processes(context: Context, processes: int) -> bool:
-    """Train all missing cells; whether the time was enough. Raises a WorkerError if a process was killed."""
+    """Train all missing cells; whether the time was enough. Raises a RunError if a process was killed."""
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     steps: SimpleQueue[int] = spawn.SimpleQueue()
     arguments = Setup.of(context), steps, context.deadline, os.getpid()
     with ProcessPoolExecutor(processes, spawn, _start_worker, arguments) as pool:
         try:
             futures = [pool.submit(_work, cell) for cell in missing_cells(context.task.experiment, context.store)]
-            _watch(futures, steps, context.tick)
-            return all([future.result() for future in futures])
+            waiting = set(futures)
+            while waiting:
+                done, waiting = wait(waiting, _POLL_SECONDS, FIRST_EXCEPTION)
+                while not steps.empty():
+                    context.tick(steps.get())
+                for future in done:
+                    future.result()  # an error ends the run at once
+            return all(future.result() for future in futures)
         except BrokenProcessPool as error:
-            raise WorkerError(
+            raise RunError(
                 "A process of the run was ended from outside, or could not start (a script must start it under "
                 "`if __name__ == '__main__':`); go on with --resume."
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _watch(futures: list[Future[bool]], steps: SimpleQueue[int], tick: Tick) -> None:
-    """Hand on the steps reported until all is done, or something failed."""
-    while True:
-        over = all(future.done() for future in futures)
-        failed = any(future.done() and future.exception() is not None for future in futures)
-        while not steps.empty():
-            tick(steps.get())
-        if over or failed:
-            return
-        time.sleep(_POLL_SECONDS)
 
 
 _context: Context | None = None  # of a worker process
@@ -349,12 +343,31 @@ def run_on_ray(context: Context, address: str, at_once: int = 1) -> bool:
     """Train all missing cells; whether the time was enough.
 
     The address is that of a cluster, as `ray.init` takes it, or `LOCAL`; so many cells `at_once` share a GPU. Raises a
-    WorkerError if there is no such cluster, it has not what a cell needs, or a cell lost its worker too often.
+    RunError if there is no such cluster, it has not what a cell needs, or a cell lost its worker too often.
     """
     ray = require("ray", "--ray", extra="ray")
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     _connect(ray, address)
     try:
-        return _run(ray, context, at_once)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # writing twice does no harm, so that a call to a keeper that was lost may be repeated
+        keeper_class = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(
+            _FileKeeper
+        )
+        setup, keeper = Setup.of(context), keeper_class.remote()
+        needs = {"num_cpus": 1} | ({"num_gpus": 1 / at_once} if setup.device.type == "cuda" else {})
+        _require_resources(ray.cluster_resources(), needs)
+        task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
+        shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
+        missing = missing_cells(context.task.experiment, context.store)
+        results = [task.remote(shared, keeper, until, cell) for cell in missing]
+        waiting = results
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_RAY_POLL_SECONDS)
+            context.tick(_result(keeper.counted.remote()))
+            _results(done)  # an error ends the run at once
+        return all(_results(results))
     finally:
         ray.shutdown()
 
@@ -368,7 +381,7 @@ def _connect(ray: Any, address: str) -> None:
             _require_answer(address)
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
-        raise WorkerError(f"There is no Ray cluster at {address!r} ({first_line(error)}).") from error
+        raise RunError(f"There is no Ray cluster at {address!r} ({first_line(error)}).") from error
 
 
 def _require_answer(address: str) -> None:
@@ -378,31 +391,10 @@ def _require_answer(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _run(ray: Any, context: Context, at_once: int) -> bool:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # writing twice does no harm, so that a call to a keeper that was lost may be repeated
-    keeper_class = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(_FileKeeper)
-    setup, keeper = Setup.of(context), keeper_class.remote()
-    needs = {"num_cpus": 1} | ({"num_gpus": 1 / at_once} if setup.device.type == "cuda" else {})
-    _require_resources(ray.cluster_resources(), needs)
-    task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
-    shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
-    missing = missing_cells(context.task.experiment, context.store)
-    results = [task.remote(shared, keeper, until, cell) for cell in missing]
-    waiting = results
-    while waiting:
-        done, waiting = ray.wait(waiting, timeout=_RAY_POLL_SECONDS)
-        context.tick(_result(keeper.counted.remote()))
-        _results(done)  # an error ends the run at once
-    return all(_results(results))
-
-
 def _require_resources(available: dict[str, float], needs: dict[str, float]) -> None:
     for name, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         if available.get(kind, 0) < needs.get(name, 0):
-            raise WorkerError(f"A cell needs {needs[name]:g} {kind} of Ray, which has {available.get(kind, 0):g}.")
+            raise RunError(f"A cell needs {needs[name]:g} {kind} of Ray, which has {available.get(kind, 0):g}.")
 
 
 def _run_task(setup: Setup, keeper: Any, until: float, cell: Cell) -> bool:
@@ -424,16 +416,12 @@ def _results(references: list[Any]) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        raise WorkerError(f"A worker of Ray was lost ({first_line(error)}); go on with --resume.") from error
+        raise RunError(f"A worker of Ray was lost ({first_line(error)}); go on with --resume.") from error
 
 
 # ---------------------------------------------------------------------------------------------------- a whole run
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
-
-
-class RunError(vp.VarpropError):
-    """An experiment cannot be run as asked; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -553,7 +541,7 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
             f"{store.folder} was made with other settings ({', '.join(differing)}): repeat them, start anew with "
             "--overwrite, or choose another --out."
         )
-    if different := changed(now["fingerprints"], before["fingerprints"]):
+    if different := [name for name, value in now["fingerprints"].items() if before["fingerprints"].get(name) != value]:
         raise RunError(
             f"The {' and the '.join(different)} of {store.folder} changed since it was begun, so that its learning "
             "rates and curves belong to something else: start anew with --overwrite, or choose another --out."

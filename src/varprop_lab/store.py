@@ -63,11 +63,6 @@ def _of_function(function: Any) -> str:
     return _digest([name.encode(), text.encode()])
 
 
-def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
-    """The names whose fingerprints differ."""
-    return [name for name, value in now.items() if before.get(name) != value]
-
-
 def _of_model(factory: str | Factory) -> str:
     model = build(factory, 0)
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]

@@ -42,20 +42,13 @@ LabelledImages = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
-_AT_ONCE = {"cpu": 2000, "cuda": 10_000}  # images
+_AT_ONCE = {"cpu": 2000, "cuda": 10_000}  # images that are measured
 
 
-def in_parts(images: Tensor, labels: Tensor) -> Iterator[LabelledImages]:
-    """Images and labels, as many at a time as the device takes well."""
-    count = _AT_ONCE.get(images.device.type, 2000)
-    yield from zip(images.split(count), labels.split(count), strict=True)
-
-
-def full_batches(images: Tensor, labels: Tensor, size: int) -> Iterator[LabelledImages]:
-    """Images and labels in batches of one size, for statistics of batches; the rest is left out, unless it is all."""
-    size = min(size, len(images))
-    count = len(images) // size * size
-    yield from zip(images[:count].split(size), labels[:count].split(size), strict=True)
+def in_parts(images: Tensor, labels: Tensor, size: int | None = None) -> Iterator[LabelledImages]:
+    """Images and labels, so many at a time, or as many as the device takes well."""
+    size = size or _AT_ONCE.get(images.device.type, 2000)
+    yield from zip(images.split(size), labels.split(size), strict=True)
 
 
 @torch.no_grad()
@@ -134,11 +127,6 @@ def started_optimizer(
         if isinstance(values.get("step"), Tensor):
             values["step"].zero_()
     return optimizer
-
-
-def decaying_names(model: nn.Module) -> list[str]:
-    """The weights that decay in the variant with decay: all with several axes but the lengths of weight norm."""
-    return [n for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(".original0")]
 
 
 Result = TypeVar("Result")
@@ -312,8 +300,9 @@ class Trainer:
         return [group for group in (decaying, plain) if group["params"]]
 
     def _decaying(self) -> list[str]:
-        """The names of the parameters that decay; a benchmark has others decay."""
-        return decaying_names(self.model) if self.cell.variant == DECAY else []
+        """The names of the parameters that decay: weights, not the lengths of weight norm. A benchmark has others."""
+        names = [n for n, p in self.model.named_parameters() if p.ndim > 1 and not n.endswith(".original0")]
+        return names if self.cell.variant == DECAY else []
 
     def _placed(self, images: Tensor) -> Tensor:
         images = self.task.as_input(images)
@@ -409,7 +398,10 @@ class Trainer:
         """Validation with statistics of batches as large as in training; None for all but batch norm."""
         if self.cell.method != "batch":
             return None
-        return self._measured(full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size), training=True)
+        images, labels = self.task.validation(self.cell.seed)
+        size = min(self.cell.batch_size, len(images))
+        count = len(images) // size * size  # a smaller batch would have worse statistics
+        return self._measured(in_parts(images[:count], labels[:count], size), training=True)
 
     def training_loss(self, number: int, still: bool = False) -> float:
         """In evaluation mode on the training set of an epoch, without offsets and flips if it is to be `still`."""

@@ -11,7 +11,7 @@ import pytest
 
 import varprop as vp
 from varprop_lab import datasets
-from varprop_lab.datasets import DownloadError
+from varprop_lab.datasets import DataError
 
 from .loopback import Site, serving
 
@@ -93,7 +93,7 @@ def test_the_first_source_down_the_second_serves(tmp_path, fetched, port_is_clos
 )
 def test_wrong_content_never_counts(tmp_path, fetched, wrong, why):
     with serving(Site({f"/{NAME}.gz": wrong})) as bad, serving(good_site()) as good:
-        with pytest.raises(DownloadError, match=why):
+        with pytest.raises(DataError, match=why):
             fetched(source(bad))
         assert leftovers(tmp_path) == []
         fetched(source(bad), source(good))
@@ -102,7 +102,7 @@ def test_wrong_content_never_counts(tmp_path, fetched, wrong, why):
 
 def test_offline_is_one_clear_sentence_with_every_source(tmp_path, fetched):
     ports = closed_port(), closed_port()
-    with pytest.raises(DownloadError) as caught:
+    with pytest.raises(DataError) as caught:
         fetched(*(f"http://127.0.0.1:{port}/{NAME}.gz" for port in ports))
     message = str(caught.value)
     assert all(f"127.0.0.1:{port}: no connection (Connection refused)" in message for port in ports)
@@ -111,9 +111,9 @@ def test_offline_is_one_clear_sentence_with_every_source(tmp_path, fetched):
 
 
 def test_unknown_hosts_and_names(fetched):
-    with pytest.raises(DownloadError, match=r"nowhere\.invalid: no connection"):
+    with pytest.raises(DataError, match=r"nowhere\.invalid: no connection"):
         fetched(f"http://nowhere.invalid/{NAME}.gz")
-    with pytest.raises(DownloadError, match="no data set 'svhn'"):
+    with pytest.raises(DataError, match="no data set 'svhn'"):
         datasets.get("svhn")
 
 
@@ -122,13 +122,13 @@ def test_a_silent_server_times_out(fetched, monkeypatch):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        with pytest.raises(DownloadError, match="no answer in time"):
+        with pytest.raises(DataError, match="no answer in time"):
             fetched(f"http://127.0.0.1:{listening.getsockname()[1]}/{NAME}.gz")
 
 
 def test_a_transfer_that_breaks_off_does_not_count_and_the_next_source_serves(tmp_path, fetched):
     with serving(good_site(break_after=[100_000, 100_000])) as broken, serving(good_site()) as whole:
-        with pytest.raises(DownloadError, match=r"is no such archive|IncompleteRead"):
+        with pytest.raises(DataError, match=r"is no such archive|IncompleteRead"):
             fetched(source(broken))
         assert leftovers(tmp_path) == []
         fetched(source(broken), source(whole))
@@ -212,7 +212,7 @@ def test_an_expected_name_that_is_no_plain_file_does_not_count(tmp_path, cifar10
     posing = member(
         "cifar-10-batches-bin/test_batch.bin", None, type=kind, linkname="cifar-10-batches-bin/data_batch_1"
     )
-    with pytest.raises(DownloadError, match=r"has no test_batch\.bin in it"):
+    with pytest.raises(DataError, match=r"has no test_batch\.bin in it"):
         cifar10([*official()[:-1], posing])
     assert not list((tmp_path / "data").rglob("*.bin"))
 

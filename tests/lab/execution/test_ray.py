@@ -17,7 +17,7 @@ import torch
 
 import varprop as vp
 from varprop_lab import execution as ray_cluster
-from varprop_lab.execution import RunError, RunOptions, WorkerError
+from varprop_lab.execution import RunError, RunOptions
 from varprop_lab.execution import run as run_experiment
 from varprop_lab.store import Store
 
@@ -149,12 +149,12 @@ def test_a_cluster_by_its_address(alone, tmp_path):
             run(tmp_path / "broken", cluster.address, broken_network)
     finally:
         cluster.shutdown()
-    with pytest.raises(WorkerError, match="There is no Ray cluster at"):
+    with pytest.raises(RunError, match="There is no Ray cluster at"):
         run(tmp_path / "nowhere", "127.0.0.1:1")
 
 
 def test_resources_that_are_not_there_are_named():
-    with pytest.raises(WorkerError, match="A cell needs 1 GPU of Ray, which has 0"):
+    with pytest.raises(RunError, match="A cell needs 1 GPU of Ray, which has 0"):
         ray_cluster._require_resources({"CPU": 4.0}, {"num_cpus": 1, "num_gpus": 1.0})
 
 
