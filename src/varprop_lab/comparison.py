@@ -172,7 +172,10 @@ def compare(
     own_loss = function_at(loss, "loss") if isinstance(loss, str) else loss
     how, own_optimizer = RunOptions(**options), optimizer_of(optimizer)
     dataset, factory = data_of(data, loss is not None, how.root), model_of(model)
-    check_augmentation(experiment.augmentation, dataset)
+    if (experiment.augmentation.moves and dataset.train_x.ndim != 4) or (
+        experiment.augmentation.noise_variance and is_tokens(dataset.train_x)
+    ):
+        raise CompareError("Offsets and flips are for images (N, C, H, W), and noise for anything but tokens.")
     check_model(factory, dataset, own_loss)
     folder = Path(tempfile.mkdtemp(prefix="varprop-")) if out is None else Path(out)
     outcomes = run(experiment, folder, how, dataset=dataset, factory=factory, loss=own_loss, optimizer=own_optimizer)
@@ -425,13 +428,6 @@ def _check_pair(name: str, subset: str, inputs: Tensor, targets: Tensor, has_los
             )
     if is_tokens(inputs) and int(inputs.min()) < 0:
         raise CompareError(f"{name}: {subset} inputs are tokens (integers) and must not be negative.")
-
-
-def check_augmentation(augmentation: Augmentation, data: Dataset) -> None:
-    """Refuse offsets, flips and noise where they mean nothing."""
-    moved = augmentation.shift or augmentation.flip
-    if (moved and data.train_x.ndim != 4) or (augmentation.noise_variance and is_tokens(data.train_x)):
-        raise CompareError("Offsets and flips are for images (N, C, H, W), and noise for anything but tokens.")
 
 
 # --- the model and the loss ---

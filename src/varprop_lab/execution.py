@@ -225,19 +225,12 @@ class _Job:
 _POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
 class Setup:
-    """All that a worker has to know, here or on another machine."""
+    """All that a worker of a run has to know, here or on another machine."""
 
-    task: Task  # with its data on the CPU
-    folder: Path  # of the experiment
-    device: torch.device  # to train on
-
-    @classmethod
-    def of(cls, context: Context) -> Setup:
-        """The setup for workers of a run."""
-        task = replace(context.task, dataset=on_device(context.task.dataset, torch.device("cpu")))
-        return cls(task, context.store.folder.resolve(), context.task.device)
+    def __init__(self, context: Context) -> None:
+        self.task = replace(context.task, dataset=on_device(context.task.dataset, torch.device("cpu")))
+        self.folder, self.device = context.store.folder.resolve(), context.task.device
 
     def context(self, files: Files, tick: Tick, deadline: float) -> Context:
         """The context of the run in a worker."""
@@ -260,7 +253,7 @@ def run_in_processes(context: Context, processes: int) -> bool:
     """Train all missing cells; whether the time was enough. Raises a RunError if a process was killed."""
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     steps: SimpleQueue[int] = spawn.SimpleQueue()
-    arguments = Setup.of(context), steps, context.deadline, os.getpid()
+    arguments = Setup(context), steps, context.deadline, os.getpid()
     with ProcessPoolExecutor(processes, spawn, _start_worker, arguments) as pool:
         try:
             futures = [pool.submit(_work, cell) for cell in missing_cells(context.task.experiment, context.store)]
@@ -355,7 +348,7 @@ def run_on_ray(context: Context, address: str, at_once: int = 1) -> bool:
         keeper_class = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(
             _FileKeeper
         )
-        setup, keeper = Setup.of(context), keeper_class.remote()
+        setup, keeper = Setup(context), keeper_class.remote()
         needs = {"num_cpus": 1} | ({"num_gpus": 1 / at_once} if setup.device.type == "cuda" else {})
         _require_resources(ray.cluster_resources(), needs)
         task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
@@ -378,17 +371,12 @@ def _connect(ray: Any, address: str) -> None:
         if address == LOCAL:
             ray.init("local", include_dashboard=False, **quiet)
         else:
-            _require_answer(address)
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         raise RunError(f"There is no Ray cluster at {address!r} ({first_line(error)}).") from error
-
-
-def _require_answer(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _require_resources(available: dict[str, float], needs: dict[str, float]) -> None:
@@ -509,14 +497,14 @@ def _require_free(store: Store, options: RunOptions) -> None:
 
 
 def _require_sendable(functions: dict[str, Any]) -> None:
+    session = not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file()  # of which others know nothing
     for name, function in functions.items():
         try:
             ForkingPickler.dumps(function)
-            # of a session other processes know nothing
-            sent = getattr(function, "__module__", "") != "__main__" or hasattr(sys.modules["__main__"], "__file__")
+            sendable = not (session and getattr(function, "__module__", "") == "__main__")
         except (pickle.PicklingError, AttributeError, TypeError):
-            sent = False
-        if not sent:
+            sendable = False
+        if not sendable:
             raise RunError(
                 f"With several jobs other processes must import the {name}, and cannot import {function!r}: define it "
                 "at the top level of a file, or leave out jobs."
