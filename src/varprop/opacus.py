@@ -137,13 +137,6 @@ class _Centred:
             weight = weight - weight.mean(tuple(range(1, weight.ndim)), keepdim=True)
         return weight, bias - (weight * self.offset).flatten(1).sum(1)
 
-    def through_parameters(self, weight_grads: Tensor, bias_grads: Tensor) -> Tensor:
-        """Gradients of samples by the weight, of those by the weight and the bias of the layer W x + b."""
-        weight_grads = weight_grads - bias_grads.view(*bias_grads.shape, *[1] * (self.offset.ndim - 1)) * self.offset
-        if self.centred_rows:
-            weight_grads = weight_grads - weight_grads.mean(tuple(range(2, weight_grads.ndim)), keepdim=True)
-        return weight_grads
-
 
 class CentredLinear(_Centred, nn.Linear):
     """A linear layer of inputs minus their predicted mean."""
@@ -191,9 +184,12 @@ def _plain(layer: Any) -> Any:
 @register_grad_sampler([CentredConv1d, CentredConv2d, CentredConv3d])  # type: ignore[untyped-decorator]
 def _conv_gradients(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
     gradients: dict[nn.Parameter, Tensor] = compute_conv_grad_sample(_plain(layer), activations, backprops)
-    if layer.weight in gradients:
+    by_weight = gradients.get(layer.weight)
+    if by_weight is not None:  # the largest tensors of a step, so in place
         by_bias = backprops.flatten(2).sum(2)
-        gradients[layer.weight] = layer.through_parameters(gradients[layer.weight], by_bias)
+        by_weight.addcmul_(by_bias.view(*by_bias.shape, *[1] * (by_weight.ndim - 2)), layer.offset, value=-1)
+        if layer.centred_rows:
+            by_weight.sub_(by_weight.mean(tuple(range(2, by_weight.ndim)), keepdim=True))
     return gradients
 
 
