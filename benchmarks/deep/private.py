@@ -51,6 +51,7 @@ EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
+ROUNDING = 2**-10  # of products in TF32, taken off the bound: norms and sums are not made by the same products
 AT_ONCE = {"": 1152, "wrn-16-4": 576}  # images whose gradients are held in memory, at most, by network
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
 UNIT_ROWS = ", unit rows"  # brought to norm 1 after every step, so that noise cannot lengthen them
@@ -161,6 +162,55 @@ def wide_resnet(convolution: Any, active: Any, width: int = 4, blocks: int = 2) 
     return nn.Sequential(*layers, active(before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
+def group_statistics(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / deviation of the group of every channel, (samples, channels)."""
+    values = x.flatten(2).transpose(1, 2) if x.ndim > 2 else x[:, None]
+    var, mean = torch.var_mean(values.unflatten(2, (groups, -1)), (1, 3), correction=0)
+    size = x.shape[1] // groups
+    return mean.repeat_interleave(size, 1), (var + eps).rsqrt().repeat_interleave(size, 1)
+
+
+class ChannelsLast(torch.autograd.Function):
+    """Group norm of images; torch's own would copy them to a layout with channels first and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+        """Its result, which is a line in x for every sample and channel."""
+        mean, rstd = group_statistics(x, groups, eps)
+        ctx.groups = groups
+        ctx.save_for_backward(x, mean, rstd, weight)
+        slope = rstd * weight
+        return torch.addcmul((bias - mean * slope)[:, :, None, None], x, slope[:, :, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """The gradient by x alone: those by weight and bias are taken sample by sample."""
+        x, mean, rstd, weight = ctx.saved_tensors
+        size = x.shape[1] // ctx.groups
+
+        def of_group(values: Tensor) -> Tensor:
+            means: Tensor = values.unflatten(1, (ctx.groups, size)).mean(2) / x[0, 0].numel()
+            return means.repeat_interleave(size, 1)
+
+        by_bias = grad.sum((2, 3))
+        constant = of_group(by_bias * weight)
+        along = of_group(((grad * x).sum((2, 3)) - mean * by_bias) * rstd * weight)
+        of_x, offset = -along * rstd.square(), rstd * (along * rstd * mean - constant)
+        line = torch.addcmul(offset[:, :, None, None], x, of_x[:, :, None, None])
+        return line.addcmul_(grad, (rstd * weight)[:, :, None, None]), None, None, None, None
+
+
+class GroupNorm(nn.GroupNorm):
+    """torch's, fast for images whose channels come last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same values."""
+        if x.ndim != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+            return super().forward(x)
+        result: Tensor = ChannelsLast.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
+        return result
+
+
 def network(data: str, method: str) -> nn.Module:
     """The network of a data set; a normalization stands after every layer but the last, the analytic one after all.
 
@@ -174,7 +224,7 @@ def network(data: str, method: str) -> nn.Module:
     activation: Callable[[], nn.Module] = nn.Tanh if method.endswith("tanh") else nn.ReLU
 
     def block(layer: nn.Module, channels: int) -> list[nn.Module]:
-        return [layer, nn.GroupNorm(groups, channels), activation()] if norm else [layer, activation()]
+        return [layer, GroupNorm(groups, channels), activation()] if norm else [layer, activation()]
 
     if data == "wrn-16-4":
         return wide_resnet(convolution, lambda channels: nn.Sequential(*block(nn.Identity(), channels)[1:]))
@@ -226,34 +276,44 @@ class RowMap:
     It is applied to norms and sums alone: applied to the gradients of all samples, it would take half of a step.
     """
 
-    directions: Tensor  # u, (rows, entries of one, R), orthogonal to each other
-    shares: Tensor  # (rows, R)
+    directions: tuple[Tensor, ...]  # u, (rows or 1, entries of one), orthogonal to each other
+    shares: tuple[Tensor, ...]  # of each direction, (rows,)
     divisor: Tensor  # (rows,)
 
     def __call__(self, gradients: Tensor) -> Tensor:
         """Gradients (..., rows, entries of one) by the weight."""
-        along = (gradients[..., None] * self.directions).sum(-2) * self.shares
-        mapped: Tensor = (gradients - (along[..., None, :] * self.directions).sum(-1)) / self.divisor[:, None]
-        return mapped
+        for direction, share in zip(self.directions, self.shares, strict=True):
+            gradients = gradients - (share * (gradients * direction).sum(-1))[..., None] * direction
+        return gradients / self.divisor[:, None]
 
-    def squares(self, gradients: Tensor) -> Tensor:
-        """The squared norms (samples, rows) of what it makes of gradients (samples, rows, entries of one)."""
-        tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-        along = (gradients.transpose(0, 1) @ self.directions).transpose(0, 1)
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        lost = 2 * self.shares - self.shares.square() * self.directions.square().sum(1)
-        squares: Tensor = torch.linalg.vector_norm(gradients, dim=2).square()
-        return (squares - (lost * along.square()).sum(2)) / self.divisor.square()
+    def lost(self, grad: Tensor, read: Tensor) -> Tensor:
+        """By how much it shortens squared norms, (samples,), of gradients that `SampleGradients` are the product of."""
+        lost = torch.zeros_like(grad[:, 0])
+        for direction, share in zip(self.directions, self.shares, strict=True):
+            along = (grad * (read @ direction.T)).sum(1)
+            lost = lost + (2 * share - share.square() * direction.square().sum(1)) * along.square()
+        return (lost / self.divisor.square()).sum(1)
 
 
 @dataclass(frozen=True)
 class SampleGradients:
-    """Gradients of samples by one parameter."""
+    """Gradients of samples by one parameter, sums over positions of grad ⊗ read; their rows are made where few."""
 
-    rows: Tensor  # (samples, rows, entries of one), by the parameter in effect
+    grad: Tensor  # (samples, positions, rows), by the output
+    read: Tensor  # (samples, positions, entries of a row), what the parameter in effect is multiplied with
     shape: tuple[int, ...]  # of the parameter in memory
     order: tuple[int, ...]  # its dimensions in that order
     to_parameter: RowMap | None = None
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """Gradients by the parameter in effect, (samples, rows, entries of one)."""
+        return self.grad.transpose(1, 2) @ self.read
+
+    @property
+    def few(self) -> bool:
+        """True if there are fewer rows than positions: then they are smaller than what they are made of."""
+        return self.grad.shape[2] <= self.grad.shape[1]
 
     def each(self) -> Tensor:
         """The gradient of every sample, in the parameter's shape."""
@@ -262,14 +322,21 @@ class SampleGradients:
 
     def squares(self) -> Tensor:
         """Squared norms, one a sample."""
-        if self.to_parameter:
-            return self.to_parameter.squares(self.rows).sum(1)
-        norms: Tensor = torch.linalg.vector_norm(self.rows.flatten(1), dim=1)
-        return norms.square()
+        divisor = self.to_parameter.divisor if self.to_parameter else None
+        if self.few:
+            norms = torch.linalg.vector_norm(self.rows, dim=2)
+            squares: Tensor = (norms if divisor is None else norms / divisor).square().sum(1)
+        else:
+            grad = self.grad if divisor is None else self.grad / divisor
+            squares = ((grad @ grad.mT) * (self.read @ self.read.mT)).sum((1, 2))
+        return squares - self.to_parameter.lost(self.grad, self.read) if self.to_parameter else squares
 
     def total(self, factors: Tensor) -> Tensor:
         """The sum over samples, each times its factor."""
-        rows: Tensor = (factors @ self.rows.flatten(1)).view(self.rows.shape[1:])
+        if self.few:
+            rows = (factors @ self.rows.flatten(1)).view(self.rows.shape[1:])
+        else:
+            rows = (self.grad * factors[:, None, None]).flatten(0, 1).T @ self.read.flatten(0, 1)
         rows = self.to_parameter(rows) if self.to_parameter else rows
         return rows.view(self.shape).permute(self.order)
 
@@ -310,14 +377,16 @@ def _of_layer(module: Any, x: Tensor, grad: Tensor, samples: int) -> Iterator[tu
     """Gradients of every sample by the parameters of a layer, of its input and the gradient of its output."""
 
     def vectors(name: str, values: Tensor) -> tuple[str, SampleGradients]:
-        channels = values.sum(tuple(range(2, values.ndim))) if values.ndim > 2 else values
-        each = channels.view(samples, -1, channels.shape[1]).sum(1, keepdim=True)
-        return name, SampleGradients(each, each.shape[2:], (0,))
+        read = values.view(samples, -1, values.shape[1]).sum(1, keepdim=True)
+        return name, SampleGradients(torch.ones_like(read[..., :1]), read, read.shape[2:], (0,))
 
+    by_bias = grad.sum((2, 3)) if grad.ndim > 2 else grad
     if module.bias is not None:
-        yield vectors("bias", grad)
+        yield vectors("bias", by_bias)
     if isinstance(module, nn.GroupNorm):
-        yield vectors("weight", grad * F.group_norm(x, module.num_groups, eps=module.eps))
+        mean, rstd = group_statistics(x, module.num_groups, module.eps)
+        products = (grad * x).sum((2, 3)) if grad.ndim > 2 else grad * x
+        yield vectors("weight", (products - mean * by_bias) * rstd)
         return
     if isinstance(module, nn.Conv2d):
         height, width = module.kernel_size
@@ -334,20 +403,19 @@ def _of_layer(module: Any, x: Tensor, grad: Tensor, samples: int) -> Iterator[tu
         weight, order = weight.permute(0, 2, 3, 1), (0, 3, 1, 2)
     else:
         x, grad = x.reshape(samples, -1, x.shape[1]), grad.reshape(samples, -1, grad.shape[1])
-    yield "weight", SampleGradients(grad.transpose(1, 2) @ x, weight.shape, order, _row_map(module, weight.flatten(1)))
+    yield "weight", SampleGradients(grad, x, weight.shape, order, _row_map(module, weight.flatten(1)))
 
 
 def _row_map(module: Any, weight: Tensor) -> RowMap | None:
     """What centring or standardization of the rows (D, K) of its weight makes of gradients."""
     count = weight.shape[1]
-    means, share = torch.ones_like(weight), torch.full_like(weight[:, 0], 1 / count)
+    means, share = torch.ones_like(weight[:1]), torch.full_like(weight[:, 0], 1 / count)
     if isinstance(module, StandardizedConv2d):
         std, mean = torch.std_mean(weight, 1, keepdim=True)
         std, divisor = std[:, 0], std[:, 0] + 1e-5
-        shares = torch.stack([share, 1 / ((count - 1) * std * divisor)], 1)
-        return RowMap(torch.stack([means, weight - mean], 2), shares, divisor)
+        return RowMap((means, weight - mean), (share, 1 / ((count - 1) * std * divisor)), divisor)
     if getattr(module, "centred_rows", False):
-        return RowMap(means[:, :, None], share[:, None], torch.ones_like(share))
+        return RowMap((means,), (share,), torch.ones_like(share))
     return None
 
 
@@ -399,7 +467,7 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
     """The record of a private training; None if time was up before its end."""
     start = time.time()
     task, device = TASKS[cell.task], torch.device(options["device"])
-    torch.set_float32_matmul_precision("high")  # TF32; norms and sums are of the very gradients that it gives
+    torch.set_float32_matmul_precision("high")  # TF32
     torch.set_num_threads(1)
     x, y, judged_x, judged_y = images_of(task.data, options["root"], options["device"], cell.kind, options["limit"])
     batch = min(task.batch, len(x) // 4)
@@ -425,7 +493,8 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
 
     def summed(rows: Tensor, counts: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows = rows.repeat_interleave(copies)
-        return clipped_sum(sample_gradients(model, pixels(x[rows], augmentation), y[rows], copies), counts, cell.bound)
+        gradients = sample_gradients(model, pixels(x[rows], augmentation), y[rows], copies)
+        return clipped_sum(gradients, counts, cell.bound * (1 - ROUNDING))
 
     at_once = min(
         AT_ONCE[task.network] // copies, -(-9 * batch // 512) * 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import statistics
@@ -29,17 +30,34 @@ METHODS = ("none", "none, tanh", "group norm", "group norm + WS")
 def test_gradients_of_samples_are_those_of_torch_func(data: str, method: str, copies: int) -> None:
     torch.manual_seed(0)
     model = private.network(data, method).double()
+    reference = copy.deepcopy(model)
+    for module in reference.modules():
+        if isinstance(module, private.GroupNorm):
+            module.__class__ = torch.nn.GroupNorm  # torch's own
     x, y = torch.randn(4, *SHAPES[data], dtype=torch.float64), torch.tensor([3, 3, 1, 1])
     x = x.contiguous(memory_format=torch.channels_last)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, parameters, (x,)), y)
+        return F.cross_entropy(functional_call(reference, parameters, (x,)), y)
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     samples = x.unflatten(0, (-1, copies)), y.unflatten(0, (-1, copies))
     expected = vmap(grad(loss), (None, 0, 0))(parameters, *samples)
     gradients = private.sample_gradients(model, x, y, copies)
     torch.testing.assert_close({n: g.each() for n, g in gradients.items()}, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_group_norm_of_channels_last_is_torch_s() -> None:
+    torch.manual_seed(0)
+    norm = private.GroupNorm(3, 12).double()
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = torch.randn(5, 12, 4, 3, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    grad = torch.randn_like(x)
+    ours, theirs = norm(x), F.group_norm(x, 3, norm.weight, norm.bias)
+    assert ours.is_contiguous(memory_format=torch.channels_last) and type(ours.grad_fn) is not type(theirs.grad_fn)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (ours, theirs)))
 
 
 @pytest.mark.parametrize("method", ("analytic, deep form", "group norm + WS"))
