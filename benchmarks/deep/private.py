@@ -54,17 +54,21 @@ SHIFT = 4  # pixels, of augmented images
 ROUNDING = 2**-10  # of products in TF32, taken off the bound: norms and sums are not made by the same products
 AT_ONCE = {"": 1152, "wrn-16-4": 576}  # images whose gradients are held in memory, at most, by network
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
+FIXED = ", fixed scales"  # and shifts, but for those of the last layer: noise does not reach them
 UNIT_ROWS = ", unit rows"  # brought to norm 1 after every step, so that noise cannot lengthen them
 ANALYTIC = {
     "analytic, deep form": "deep",
+    "analytic, deep form" + FIXED: "deep",
     "analytic, deep form" + UNIT_ROWS: "deep",
     "analytic, paper's form": "paper",
     UNCENTRED: "deep",
 }
 METHODS = (  # the most important first
     "analytic, deep form",
+    "analytic, deep form" + FIXED,
     "analytic, deep form" + UNIT_ROWS,
     "group norm + WS",
+    "group norm + WS" + FIXED,
     "group norm",
     "group norm + WS" + UNIT_ROWS,
     "none, tanh",
@@ -207,7 +211,8 @@ class GroupNorm(nn.GroupNorm):
         """The same values."""
         if x.ndim != 4 or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
-        result: Tensor = ChannelsLast.apply(x, self.weight, self.bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
+        weight, bias = (self.weight, self.bias) if self.affine else (x.new_ones(x.shape[1]), x.new_zeros(x.shape[1]))
+        result: Tensor = ChannelsLast.apply(x, weight, bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -224,7 +229,11 @@ def network(data: str, method: str) -> nn.Module:
     activation: Callable[[], nn.Module] = nn.Tanh if method.endswith("tanh") else nn.ReLU
 
     def block(layer: nn.Module, channels: int) -> list[nn.Module]:
-        return [layer, GroupNorm(groups, channels), activation()] if norm else [layer, activation()]
+        return (
+            [layer, GroupNorm(groups, channels, affine=FIXED not in method), activation()]
+            if norm
+            else [layer, activation()]
+        )
 
     if data == "wrn-16-4":
         return wide_resnet(convolution, lambda channels: nn.Sequential(*block(nn.Identity(), channels)[1:]))
@@ -252,7 +261,13 @@ def first_model(data: str, method: str, seed: int, shape: tuple[int, ...]) -> nn
     if method not in ANALYTIC:
         return model
     moments = vp.Moments(torch.zeros(1, shape[0], 1, 1), torch.ones(1, shape[0], 1, 1), (1, *shape))
-    return vp.normalize(model, moments, form=ANALYTIC[method])  # type: ignore[arg-type]
+    model = vp.normalize(model, moments, form=ANALYTIC[method])  # type: ignore[arg-type]
+    if method.endswith(FIXED):
+        *layers, _ = (layer for layer in model.modules() if hasattr(layer, "shift"))
+        for layer in layers:
+            layer.scale.requires_grad_(False)
+            layer.shift.requires_grad_(False)
+    return model
 
 
 @torch.no_grad()
@@ -342,7 +357,7 @@ class SampleGradients:
 
 
 def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) -> dict[str, SampleGradients]:
-    """The gradient of every sample's cross entropy by every parameter; each layer is called once.
+    """The gradient of every sample's cross entropy by every parameter that is trained; each layer is called once.
 
     Args:
         model: A network of convolutions, linear layers and group norms.
@@ -369,7 +384,8 @@ def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) ->
     with torch.no_grad():
         for (name, module, entered, _), grad in zip(calls, outputs, strict=True):
             for parameter, value in _of_layer(module, entered, grad, len(x) // copies):
-                gradients[f"{name}.{parameter}"] = value
+                if module.get_parameter(parameter).requires_grad:
+                    gradients[f"{name}.{parameter}"] = value
     return gradients
 
 
@@ -481,7 +497,8 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
         return standardized.contiguous(memory_format=torch.channels_last)
 
     model = first_model(task.network or task.data, cell.method, cell.seed, x.shape[1:]).to(device)
-    optimizer: Any = torch.optim.SGD(model.parameters(), cell.rate / cell.bound, MOMENTUM)
+    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: Any = torch.optim.SGD(free, cell.rate / cell.bound, MOMENTUM)
     trained, normalized = dict(model.named_parameters()), model
     if cell.method in ANALYTIC:
         private = require("varprop.opacus", "Private training", "opacus")
@@ -514,9 +531,8 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
             part, longer = summed(F.pad(some, (0, at_once - len(some))).to(device), counts.to(device))
             sums = {name: sums[name] + value if sums else value.clone() for name, value in part.items()}
             clipped += longer / max(len(chosen), 1) / steps
-        for name, parameter in trained.items():
-            noise = torch.randn(sums[name].shape, device=device)
-            parameter.grad = (sums[name] + sigma * cell.bound * noise) / batch
+        for name, total in sums.items():
+            trained[name].grad = (total + sigma * cell.bound * torch.randn(total.shape, device=device)) / batch
         optimizer.step()
         if cell.method.endswith(UNIT_ROWS):
             unit_rows_(normalized)
