@@ -66,9 +66,16 @@ def trained_by_engines(rank: int) -> dict[Any, list[Tensor]]:
     return found
 
 
+def all_that_is_tried(rank: int) -> dict[str, Any]:
+    """First what rounds in float32: after bfloat16 torch may round otherwise."""
+    order = (trained_in_turn, trained_in_float32, trained_by_engines, trained_in_low_precision, order_of_events)
+    return {work.__name__: work(rank) for work in (*order, collectives, other_engines, compiled_order_of_events)}
+
+
 @pytest.fixture(scope="module")
-def by_engines(tmp_path_factory: Any) -> Any:
-    return run(trained_by_engines, tmp_path_factory.mktemp("engines"))
+def found(tmp_path_factory: Any) -> Any:
+    """By two processes that are started once: the start takes longer than all that they try."""
+    return run(all_that_is_tried, tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +90,9 @@ def by_one_process() -> dict[str, list[Tensor]]:
 @pytest.mark.compatibility("FSDP")
 @pytest.mark.parametrize(("name", "checkpointed", "form"), CASES)
 def test_two_processes_train_like_one(
-    name: str, checkpointed: bool, form: str, by_engines: Any, by_one_process: Any
+    name: str, checkpointed: bool, form: str, found: Any, by_one_process: Any
 ) -> None:
+    by_engines = found["trained_by_engines"]
     for ours, theirs in zip(by_engines[name, checkpointed, form], by_one_process[form], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -107,7 +115,7 @@ def trained_in_low_precision(rank: int) -> dict[str, list[list[Tensor]]]:
     return found
 
 
-def test_rounding_is_that_of_one_process(tmp_path: Any) -> None:
+def test_rounding_is_that_of_one_process(found: Any) -> None:
     """Sums over a batch are rounded where it is split: two processes are no farther from float64 than one is."""
     exact, start = normalized(), normalized(torch.float32)
     with torch.no_grad():
@@ -115,8 +123,8 @@ def test_rounding_is_that_of_one_process(tmp_path: Any) -> None:
             own.copy_(rounded)
     train(exact, slice(None))
     expected = torch.cat([full(p).flatten() for p in exact.parameters()])
-    for name, both in run(trained_in_low_precision, tmp_path).items():
-        two, one = (float((torch.cat([p.flatten() for p in found]) - expected).norm()) for found in both)
+    for name, both in found["trained_in_low_precision"].items():
+        two, one = (float((torch.cat([p.flatten() for p in own]) - expected).norm()) for own in both)
         assert two < 1.5 * one, (name, two, one)
 
 
@@ -130,18 +138,16 @@ def trained_in_float32(rank: int) -> dict[str, list[Tensor]]:
 
 
 def trained_in_turn(_rank: int) -> list[Tensor]:
-    """In a process as the others are: what ran before in this one may have changed how torch rounds."""
+    """In the same processes: what ran before in that of the tests may have changed how torch rounds."""
     model = normalized(torch.float32)
     train(model, *SPLITS, dtype=torch.float32)
     return [full(p) for p in model.parameters()]
 
 
-def test_processes_round_as_one_that_takes_the_parts_in_turn(tmp_path: Any) -> None:
+def test_processes_round_as_one_that_takes_the_parts_in_turn(found: Any) -> None:
     """So what float32 differs by from the whole batch at once is the order in which its sums are taken."""
-    (tmp_path / "alone").mkdir()
-    alone = run(trained_in_turn, tmp_path / "alone", world=1)
-    for name, parameters in run(trained_in_float32, tmp_path).items():
-        for ours, theirs in zip(parameters, alone, strict=True):
+    for name, parameters in found["trained_in_float32"].items():
+        for ours, theirs in zip(parameters, found["trained_in_turn"], strict=True):
             assert torch.equal(ours, theirs), name
 
 
@@ -190,14 +196,15 @@ class Events(list[str]):
         return watched
 
 
-def test_gradients_leave_while_the_backward_pass_goes_on(tmp_path: Any) -> None:
-    found = run(order_of_events, tmp_path)
-    assert found[SMALL].index("first layer") >= 2 and found[SMALL].count("bucket") > 3
-    assert found[2**40][0] == "first layer"  # in one node all of them come at the end
+def test_gradients_leave_while_the_backward_pass_goes_on(found: Any) -> None:
+    events = found["order_of_events"]
+    assert events[SMALL].index("first layer") >= 2 and events[SMALL].count("bucket") > 3
+    assert events[2**40][0] == "first layer"  # in one node all of them come at the end
 
 
 def compiled_order_of_events(_rank: int) -> dict[int, list[str]]:
-    dist._DEFAULT_FIRST_BUCKET_BYTES = SMALL
+    torch._dynamo.reset()
+    dist._DEFAULT_FIRST_BUCKET_BYTES = SMALL  # for good, in the last work of these processes
     found, data = {}, vp.Moments(torch.zeros(1, 16), torch.ones(1, 16))
     model = vp.normalize(nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(8)]), data)
     for size in (SMALL, 2**40):
@@ -213,36 +220,38 @@ def compiled_order_of_events(_rank: int) -> dict[int, list[str]]:
     return found
 
 
-def test_gradients_leave_between_compiled_graphs(tmp_path: Any) -> None:
+def test_gradients_leave_between_compiled_graphs(found: Any) -> None:
     """torch cuts a compiled model where buckets are full; each graph has the fold of its own layers."""
-    found = run(compiled_order_of_events, tmp_path)
-    assert found[SMALL].count("graph") > 2 and "bucket" in _before_last_graph(found[SMALL])
-    assert "bucket" not in _before_last_graph(found[2**40])
+    events = found["compiled_order_of_events"]
+    assert events[SMALL].count("graph") > 2 and "bucket" in _before_last_graph(events[SMALL])
+    assert "bucket" not in _before_last_graph(events[2**40])
 
 
 def _before_last_graph(events: list[str]) -> list[str]:
     return events[: len(events) - events[::-1].index("graph")]
 
 
-def counted(work: Callable[[], Any]) -> Counter[str]:
+def counted(rank: int, work: Callable[[], Any]) -> Counter[str]:
+    if rank:
+        work()
+        return Counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         work()
     names = (event.name for event in profile.events())
     return Counter(name for name in names if name.startswith("c10d::") and "barrier" not in name)
 
 
-def collectives(_rank: int) -> dict[str, dict[str, Counter[str]]]:
-    """Of the second step of a model, the first being different."""
+def collectives(rank: int) -> dict[str, dict[str, Counter[str]]]:
+    """Of the second step of a model, the first being different; as the first process sees it, which is the one read."""
     found: dict[str, dict[str, Counter[str]]] = {}
     for name in ("DDP", "fully_shard", "fully_shard, blocks"):
         found[name] = {}
         for kind, make in (("plain", plain), ("normalized", normalized)):
             with parts_of(SMALL):
                 model = ENGINES[name](make())
-                for _ in range(2):
-                    counts = counted(lambda model=model: model(batch(0)).square().mean().backward())
-            found[name][kind] = counts
-    found["SyncBatchNorm"] = {"one layer": counted(one_synchronized_batch_norm)}
+                model(batch(0)).square().mean().backward()
+                found[name][kind] = counted(rank, lambda model=model: model(batch(0)).square().mean().backward())
+    found["SyncBatchNorm"] = {"one layer": counted(rank, one_synchronized_batch_norm)}
     return found
 
 
@@ -263,11 +272,11 @@ def one_synchronized_batch_norm() -> None:
         SyncStatistics.apply(x, ones, ones, None, None, 1e-5, 0.1, dist.group.WORLD, WORLD).sum().backward()
 
 
-def test_no_collective_is_added(tmp_path: Any) -> None:
-    found = run(collectives, tmp_path)
-    (synchronized,) = found.pop("SyncBatchNorm").values()
+def test_no_collective_is_added(found: Any) -> None:
+    by_engine = dict(found["collectives"])
+    (synchronized,) = by_engine.pop("SyncBatchNorm").values()
     assert sum(synchronized.values()) == 2  # one in the forward pass, one in the backward pass
-    for counts in found.values():
+    for counts in by_engine.values():
         assert counts["plain"] and counts["normalized"] == counts["plain"]
 
 
@@ -368,8 +377,8 @@ def message(work: Callable[[], Any]) -> str:
 
 
 @pytest.mark.compatibility("tensor parallel")
-def test_engines_and_what_is_refused(tmp_path: Any) -> None:
-    found = run(other_engines, tmp_path)
+def test_engines_and_what_is_refused(found: Any) -> None:
+    found = found["other_engines"]
     alone = dense_trained(dense())
     for name in ("layer by layer", "FSDP1"):
         for ours, theirs in zip(found[name], alone, strict=True):
