@@ -44,7 +44,9 @@ def growth(work: object, parts: int = MEASURED) -> tuple[list[int], list[int]]:
 
 
 def is_flat(counts: list[int], sizes: list[int], per_part: int) -> None:
-    """No tensor more; and some part in which the process grew by less than a float a step.
+    """No tensor more; and some part in which the process grew by less than a float a step and a page.
+
+    In parts of 700 steps and more that is less than the 16 bytes of the smallest object a step, rounded down to pages.
 
     A leak grows in every part. Torch's allocator may take more memory once, in one of them; and what earlier tests
     left behind may go in one.
@@ -65,7 +67,7 @@ def given() -> vp.Moments:
 
 
 @pytest.mark.parametrize(
-    ("between", "count"), (((nn.ReLU(),), 10_000), ((nn.GroupNorm(2, 4), nn.GELU()), 1_000)), ids=("together", "walked")
+    ("between", "count"), (((nn.ReLU(),), 3_200), ((nn.GroupNorm(2, 4), nn.GELU()), 1_000)), ids=("together", "walked")
 )
 def test_training_steps_leave_nothing(between: tuple[nn.Module, ...], count: int) -> None:
     x, y = torch.randn(4, 2, 6, 6), torch.tensor([0, 1, 2, 0])
