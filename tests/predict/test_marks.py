@@ -13,10 +13,17 @@ Grounds = error_marks.Grounds
 TRANSFORMER = "transformer, 2 blocks"
 
 
+def measured(monkeypatch, network, seed, **levels):
+    """Records by noise and level, of these levels alone: each takes thousands of draws."""
+    monkeypatch.setattr(error_marks, "LEVELS", levels)
+    records = error_marks.measured(network, seed, error_marks.digits(), False, tuple(levels))
+    return {(record["noise"], record["level"]): record for record in records}
+
+
 @pytest.mark.slow
-def test_marks_of_a_deep_trained_mlp_follow_its_errors():
+def test_marks_of_a_deep_trained_mlp_follow_its_errors(monkeypatch):
     """Weak dropout and noise of weights leave nothing flagged and nearly nothing off; strong noise most of both."""
-    found = {(r["noise"], r["level"]): r for r in error_marks.measured("MLP, 8 layers", 0, error_marks.digits(), False)}
+    found = measured(monkeypatch, "MLP, 8 layers", 0, dropout=(0.1, 0.5), input=(1.0,), weights=(0.01,))
     for weak in (("dropout", 0.1), ("weights", 0.01)):
         flagged, off = error_marks.marked(found[weak])
         assert not flagged.any()
@@ -28,9 +35,9 @@ def test_marks_of_a_deep_trained_mlp_follow_its_errors():
 
 
 @pytest.mark.slow
-def test_marks_of_a_trained_lstm_follow_its_errors():
+def test_marks_of_a_trained_lstm_follow_its_errors(monkeypatch):
     """What bends it adds a few per cent to the variance where a fifth is missing: the limit is for shared noise."""
-    found = {(r["noise"], r["level"]): r for r in error_marks.measured("LSTM", 1, error_marks.digits(), False)}
+    found = measured(monkeypatch, "LSTM", 1, input=(0.1, 1.0))
     assert not error_marks.marked(found["input", 0.1])[0].any()
     flagged, off = error_marks.marked(found["input", 1.0])
     assert off.sum() >= 6
@@ -47,8 +54,8 @@ def test_a_mark_of_every_kind():
 
 
 @pytest.mark.slow
-def test_marks_of_a_trained_transformer_follow_its_errors():
-    found = {(r["noise"], r["level"]): r for r in error_marks.measured(TRANSFORMER, 0, error_marks.digits(), False)}
+def test_marks_of_a_trained_transformer_follow_its_errors(monkeypatch):
+    found = measured(monkeypatch, TRANSFORMER, 0, input=(0.1, 1.0))
     assert error_marks.marked(found["input", 0.1])[0].sum() <= 2
     flagged, off = error_marks.marked(found["input", 1.0])
     assert off.sum() >= 3
