@@ -503,6 +503,10 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
     if cell.method in ANALYTIC:
         private = require("varprop.opacus", "Private training", "opacus")
         twin = private.Twin(model, centred=cell.method != UNCENTRED)
+        if cell.method.endswith(FIXED):  # biases are the shifts: what is clipped need not hold them
+            *biases, _ = (name for name in twin.parameters if name.endswith("bias"))
+            for name in biases:
+                twin.parameters[name].requires_grad_(False)
         model, trained, optimizer = twin.plain, twin.parameters, private.PullBack(twin, optimizer)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     copies = task.multiplicity
