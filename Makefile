@@ -26,6 +26,8 @@ RAY_READY := $(RAY_VENV)/.ready
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# The files with tests of a kind: reading all others takes each worker 16 seconds.
+FILES = $$(grep -rlE 'mark\.$(1)\b' tests --include='*.py')
 # pytest exits with 5 when nothing carries the marker, which is no failure.
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
@@ -48,7 +50,7 @@ fuzz: $(READY) ## the tests that draw their examples, with new ones each time; a
 	@HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=1000 $(PYTEST) --timeout 3600 -m "hypothesis and not kernels"
 
 test-zoo: $(ZOO_READY) ## the tests on public models (installs torchvision, timm and transformers)
-	@HF_HUB_OFFLINE=1 $(PYTEST) -m zoo $(NONE_IS_FINE)
+	@HF_HUB_OFFLINE=1 $(PYTEST) -m zoo $(call FILES,zoo)
 
 zoo: $(ZOO_VENV_READY) ## 254 public models propagated, normalized, folded, trained, for docs/zoo.md (2 GB, some hours; resumes)
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo sweep
@@ -64,19 +66,19 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
-	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py tests/test_howto.py tests/benchmarks/test_private.py
+	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus $(call FILES,opacus)
 
 test-uncertainty: $(UNCERTAINTY_READY) ## error bars from posteriors of laplace-torch, IVON and bayesian-torch (installs them)
-	@PYTHONPATH=$(UNCERTAINTY) $(PYTEST) -m uncertainty tests/predict
+	@PYTHONPATH=$(UNCERTAINTY) $(PYTEST) -m uncertainty $(call FILES,uncertainty)
 
 test-flower: $(FLOWER_READY) ## federated averaging by Flower (installs it into a folder of its own: it pins other versions)
-	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower tests/test_flower.py tests/test_howto.py
+	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower $(call FILES,flower)
 
 test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
-	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py tests/test_howto.py
+	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks $(call FILES,frameworks)
 
 test-ray: $(RAY_READY) ## sweeps on Ray, with workers and drivers that are killed (.venv-ray, with torch and ray)
-	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray tests/lab/execution
+	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray $(call FILES,ray)
 
 test-oldest: $(OLDEST_READY) ## all tests but the slow ones on the oldest torch that is supported (5 GB in .venv-oldest)
 	@OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
@@ -89,7 +91,7 @@ test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \
 		|| { apt-get install -qq -y chromium > /dev/null 2>&1 || sudo -n apt-get install -qq -y chromium > /dev/null 2>&1; } \
 		|| echo "No Chromium, and none could be installed: the browser tests will be skipped." >&2
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser $(NONE_IS_FINE)  # one at a time: some measure times
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser $(call FILES,browser)  # one at a time: some measure times
 
 test-wheel: ## build wheel and sdist, check them, install the wheel where nothing else is, and use it there (1 GB in a temporary folder)
 	@$(PYTHON) tools/check_wheel.py
