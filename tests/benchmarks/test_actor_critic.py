@@ -246,6 +246,11 @@ def test_the_page_has_the_records() -> None:
     assert shown_search(searches).strip() in page and shown(searches).strip() in page
     batch_norm = curves(searches, "InvertedDoublePendulum-v5")["batch norm"]["curves"]
     assert f"batch norm's worst ends at {min(map(actor_critic.score, batch_norm)):,.0f}" in " ".join(page.split())
+    cheetah = read(docs / "results" / "actor_critic_halfcheetah.jsonl")
+    assert shown_search(cheetah).strip() in page
+    for method in ("batch norm", "analytic"):
+        (second,) = [run["returns"] for run in cheetah["HalfCheetah-v5", method]["runs"] if run["seed"] == 0]
+        assert f"{actor_critic.score(filled(second)):,.0f} with" in page.replace("\n", " ")
     cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
     for method, name in (
         ("analytic", "update"),
