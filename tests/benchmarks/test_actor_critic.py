@@ -248,9 +248,13 @@ def test_the_page_has_the_records() -> None:
     assert f"batch norm's worst ends at {min(map(actor_critic.score, batch_norm)):,.0f}" in " ".join(page.split())
     cheetah = read(docs / "results" / "actor_critic_halfcheetah.jsonl")
     assert shown_search(cheetah).strip() in page
-    for method in ("batch norm", "analytic"):
-        (second,) = [run["returns"] for run in cheetah["HalfCheetah-v5", method]["runs"] if run["seed"] == 0]
-        assert f"{actor_critic.score(filled(second)):,.0f} with" in page.replace("\n", " ")
+    for method in ("batch norm", "layer norm", "analytic", "none"):
+        runs = sorted(cheetah["HalfCheetah-v5", method]["runs"], key=lambda run: (run["seed"] < 100, run["seed"]))
+        scores = [
+            ", ".join(f"{actor_critic.score(filled(run['returns'])):,.0f}" for run in runs if run["rate"] == rate)
+            for rate in (0.001, 0.003)
+        ]
+        assert f"| {method} | {scores[0]} | {scores[1]} |" in page
     cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
     for method, name in (
         ("analytic", "update"),
