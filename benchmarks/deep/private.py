@@ -51,7 +51,7 @@ EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
-ROUNDING = 2**-10  # of products in TF32, taken off the bound: norms and sums are not made by the same products
+ROUNDING = 2**-10  # taken off the bound: norms and sums come of different products, each rounded to TF32
 AT_ONCE = {"": 1152, "wrn-16-4": 576}  # images whose gradients are held in memory, at most, by network
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
 FIXED = ", fixed scales"  # and shifts, but for those of the last layer: noise does not reach them
@@ -174,7 +174,7 @@ def group_statistics(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor
     return mean.repeat_interleave(size, 1), (var + eps).rsqrt().repeat_interleave(size, 1)
 
 
-class ChannelsLast(torch.autograd.Function):
+class ChannelsLastGroupNorm(torch.autograd.Function):
     """Group norm of images; torch's own would copy them to a layout with channels first and back."""
 
     @staticmethod
@@ -212,7 +212,7 @@ class GroupNorm(nn.GroupNorm):
         if x.ndim != 4 or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
         weight, bias = (self.weight, self.bias) if self.affine else (x.new_ones(x.shape[1]), x.new_zeros(x.shape[1]))
-        result: Tensor = ChannelsLast.apply(x, weight, bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
+        result: Tensor = ChannelsLastGroupNorm.apply(x, weight, bias, self.num_groups, self.eps)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -288,7 +288,7 @@ def unit_rows_(model: nn.Module) -> None:
 class RowMap:
     """The gradient by a weight from that by the weight in effect, for every row: (g - sum of share u (u g)) / divisor.
 
-    It is applied to norms and sums alone: applied to the gradients of all samples, it would take half of a step.
+    It is applied to norms and sums alone: applied to the gradients of all samples, it would take a third of a step.
     """
 
     directions: tuple[Tensor, ...]  # u, (rows or 1, entries of one), orthogonal to each other
@@ -301,8 +301,8 @@ class RowMap:
             gradients = gradients - (share * (gradients * direction).sum(-1))[..., None] * direction
         return gradients / self.divisor[:, None]
 
-    def lost(self, grad: Tensor, read: Tensor) -> Tensor:
-        """By how much it shortens squared norms, (samples,), of gradients that `SampleGradients` are the product of."""
+    def lost_squares(self, grad: Tensor, read: Tensor) -> Tensor:
+        """By how much it lowers the squared norm of every sample, of the factors that `SampleGradients` has."""
         lost = torch.zeros_like(grad[:, 0])
         for direction, share in zip(self.directions, self.shares, strict=True):
             along = (grad * (read @ direction.T)).sum(1)
@@ -312,7 +312,10 @@ class RowMap:
 
 @dataclass(frozen=True)
 class SampleGradients:
-    """Gradients of samples by one parameter, sums over positions of grad ⊗ read; their rows are made where few."""
+    """Gradients of samples by one parameter: sums over positions of the outer products of grad and read.
+
+    They are multiplied out only where that is smaller than the factors; else norms and sums are taken of the factors.
+    """
 
     grad: Tensor  # (samples, positions, rows), by the output
     read: Tensor  # (samples, positions, entries of a row), what the parameter in effect is multiplied with
@@ -326,8 +329,8 @@ class SampleGradients:
         return self.grad.transpose(1, 2) @ self.read
 
     @property
-    def few(self) -> bool:
-        """True if there are fewer rows than positions: then they are smaller than what they are made of."""
+    def multiplied_out(self) -> bool:
+        """True if there are no more rows than positions, so that the products are smaller than `read`."""
         return self.grad.shape[2] <= self.grad.shape[1]
 
     def each(self) -> Tensor:
@@ -338,17 +341,17 @@ class SampleGradients:
     def squares(self) -> Tensor:
         """Squared norms, one a sample."""
         divisor = self.to_parameter.divisor if self.to_parameter else None
-        if self.few:
+        if self.multiplied_out:
             norms = torch.linalg.vector_norm(self.rows, dim=2)
             squares: Tensor = (norms if divisor is None else norms / divisor).square().sum(1)
         else:
             grad = self.grad if divisor is None else self.grad / divisor
             squares = ((grad @ grad.mT) * (self.read @ self.read.mT)).sum((1, 2))
-        return squares - self.to_parameter.lost(self.grad, self.read) if self.to_parameter else squares
+        return squares - self.to_parameter.lost_squares(self.grad, self.read) if self.to_parameter else squares
 
     def total(self, factors: Tensor) -> Tensor:
         """The sum over samples, each times its factor."""
-        if self.few:
+        if self.multiplied_out:
             rows = (factors @ self.rows.flatten(1)).view(self.rows.shape[1:])
         else:
             rows = (self.grad * factors[:, None, None]).flatten(0, 1).T @ self.read.flatten(0, 1)
